@@ -17,8 +17,8 @@ import numpy as np
 
 import prb_jax as prb
 from prb_jax.personal.embedder import Advance, Embedded
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
+from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study.write_features import write_features
 
 WIDTH, RESPONSES, ANSWERS, POOL, KEPT = 6, 400, (1, 2, 4, 7, 10), 40, 60

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.models.readouts.load_options import LoadOptions
     from prb_jax.personal.features import FeatureOptions, FeatureStore
-    from prb_jax.personal.model import PersonalisedModel
     from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.records.sources.prepare import Prepared, prepare
     from prb_jax.records.sources.reading import read_comparisons
@@ -52,10 +51,11 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.push import push
     from prb_jax.reports.report import report
-    from prb_jax.runs.parts import merge
-    from prb_jax.scoring.baselines import PlainScorer
+    from prb_jax.runs.merging import merge
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
+    from prb_jax.scoring.personalised import PersonalisedModel
+    from prb_jax.scoring.plain import PlainScorer
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
@@ -95,7 +95,7 @@ _HOMES = {
         "behaviour.judges.judge": "judge",
         "behaviour.judges.options": "JudgeOptions",
         "personal.features": "FeatureOptions FeatureStore",
-        "personal.model": "PersonalisedModel",
+        "scoring.personalised": "PersonalisedModel",
         "seams": "register_plugin",
         "models.readouts.load_options": "LoadOptions",
         "scoring.remote.options": "EndpointOptions",
@@ -107,12 +107,12 @@ _HOMES = {
         "study.retrieval.rank_profiles": "Ranked rank_profiles",
         "behaviour.rl.ppo": "PpoResult ppo",
         "behaviour.rl.settings": "PpoSettings",
-        "runs.parts": "merge",
+        "runs.merging": "merge",
         "scoring.evaluate": "Evaluation evaluate",
         "scoring.load": "load",
         "scoring.prompt_extras": "PromptExtras",
         "scoring.reward_model": "RewardModel",
-        "scoring.baselines": "PlainScorer",
+        "scoring.plain": "PlainScorer",
         "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",
@@ -153,9 +153,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if isinstance(value, FunctionType):
-        from prb_jax.platform.storage.urls import accepts_urls
+        from prb_jax.seams import get
 
-        value = accepts_urls(value, name)
+        value = get("storage", "accepts_urls").value(value, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,8 @@
-"""Plug-ins: what other packages offer by entry points, modules of `--import`, and values of Python files.
+"""The one registry of what can be added or left out, found by kind and name: see :func:`get`.
+
+`BUILTIN` names the parts of this package that the core (a score and a gradient) needs only for some models, machines
+or data. The core asks for them here and imports none of them. Every other value is a plug-in: of a package with an
+entry point, of a module of `--import`, or of a Python file.
 
 A package offers a plug-in by an entry point in its `pyproject.toml`, in a group for each kind (`KINDS`):
 
@@ -28,15 +32,100 @@ from prb_jax.errors import PrbError, PrbWarning, RunError, quote
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
-"""The kinds of plug-ins; the group of entry points of a kind is "prb_jax.KIND"."""
+KINDS: Final = {
+    "benchmarks": "prb_jax.records.benchmarks.benchmark:Benchmark",
+    "readouts": "prb_jax.models.readouts.row:ModelRow",
+    "few_shot": "prb_jax.personal.few_shot.protocol:Method",
+    "gates": "collections.abc:Callable",
+    "rewards": "collections.abc:Callable",
+}
+"""The kinds of plug-ins, each with the type of its values; the group of entry points of a kind is "prb_jax.KIND"."""
+
+_FEW_SHOT: Final = "prb_jax.personal.few_shot"
+_METHODS: Final = (
+    "pooled offset bayes individual nearest attention pref vpl pal gpo mrm sparse lora profile_in_context"
+)
+
+BUILTIN: Final[dict[str, dict[str, str]]] = {
+    "attention": {
+        "tpu": "prb_jax.models.attention.stream_kernel:KERNEL",
+        "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
+        "gpu": "prb_jax.models.attention.cudnn:CUDNN",
+        "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+    },
+    "benchmarks": {
+        name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
+        for name in ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", "llmbar", "prefeval")
+    },
+    "encoder": {
+        "module": "prb_jax.models.encoder:HeadedEncoder",
+        "open": "prb_jax.models.readouts.pair_model:open_pair_model",
+        "params": "prb_jax.models.checkpoints.encoder_folder:load_encoder_params",
+        "program": "prb_jax.models.readouts.score_pairs:make_pair_fn",
+        "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
+        "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
+    },
+    "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
+    | {
+        "lore": f"{_FEW_SHOT}.lore:LORE",
+        "lore_free": f"{_FEW_SHOT}.lore:LORE_FREE",
+        "user_embedding": f"{_FEW_SHOT}.user_embedding:INDIVIDUAL",
+        "user_clusters": f"{_FEW_SHOT}.user_embedding:CLUSTER",
+        "lora_users": f"{_FEW_SHOT}.lora:USERS",
+    },
+    "evaluation": {
+        "aspects": "prb_jax.scoring.prompt_extras:show_aspects",
+        "controls": "prb_jax.scoring.controls:choose_controls",
+        "control figures": "prb_jax.scoring.controls:control_figures",
+        "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
+        "wandb": "prb_jax.runs.weights_and_biases:start_logger",
+    },
+    "models": {"soft prompts": "prb_jax.personal.prompts:load_prompts"},
+    "projections": {
+        "add": "prb_jax.models.lora:add_arrays",
+        "adapted": "prb_jax.models.lora:adapted_project",
+    },
+    "quantisation": {
+        "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
+        "form": "prb_jax.models.quantization:quantization_form",
+    },
+    "scorers": {
+        "baseline": "prb_jax.scoring.baselines:baseline_scorer",
+        "plug-in": "prb_jax.scoring.plain:plugin_scorer",
+        "file": "prb_jax.scoring.plain:file_scorer",
+        "function": "prb_jax.scoring.plain:function_scorer",
+        "module": "prb_jax.scoring.module_model:load_module",
+        "server": "prb_jax.scoring.remote.score_server:open_remote",
+        "class server": "prb_jax.scoring.remote.score_server:open_class_server",
+        "fitted method": "prb_jax.study.embedder:load_personalised",
+    },
+    "sources": {
+        "benchmark": "prb_jax.records.sources.benchmarks:BenchmarkSource",
+        "folder": "prb_jax.records.sources.folders:FolderSource",
+        "hub": "prb_jax.records.sources.folders:HubSource",
+        "personas": "prb_jax.records.sources.personas:PersonasSource",
+    },
+    "storage": {
+        "accepts_urls": "prb_jax.platform.storage.urls:accepts_urls",
+        "fetched": "prb_jax.platform.storage.urls:fetched",
+        "staged": "prb_jax.platform.storage.urls:staged",
+    },
+    "tables": {"readouts": "prb_jax.models.readouts.registry:ROWS"},
+    "tokenizers": dict.fromkeys(
+        ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
+    ),
+    "weights": dict.fromkeys(
+        (".bin", ".pt", ".pth"), "prb_jax.models.checkpoints.torch_file:read_torch_file"
+    ),
+}
+"""The values of this package by kind and name: "module:name", imported when it is asked for, never before."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A value that is not of this package, and the name by which users ask for it.
+    """A value, and the name by which users ask for it.
 
-    Its origin is a package and its version, or a file and its sha256; runs record it.
+    Its origin is a package and its version, or a file and its sha256; runs record it. "" is this package.
     """
 
     name: str
@@ -75,25 +164,30 @@ def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
     return metadata.entry_points(group=_group(kind))
 
 
-def plugin_names(kind: str) -> tuple[str, ...]:
-    """Return the names of all plug-ins of a kind, sorted, without importing them."""
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names of a kind, whose values are not imported: those of `BUILTIN`, then plug-ins, sorted."""
+    builtin = BUILTIN.get(kind, {})
     offered = {entry.name for entry in _entry_points(kind, tuple(sys.path))}
-    return tuple(sorted(offered | {name for of, name in _registered if of == kind}))
+    offered |= {name for of, name in _registered if of == kind}
+    return (*builtin, *sorted(offered - builtin.keys()))
 
 
-def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
-    """Return a plug-in, imported, whose value is of the expected type; a function if none is given.
+def get(kind: str, name: str) -> Plugin:
+    """Return the value of a kind and name: of `BUILTIN`, else registered, else of an entry point.
 
-    What the function raises is a RunError that names its package.
+    A value of `BUILTIN` has no origin. A plug-in is of the type of its kind; what a function raises becomes a RunError
+    that names its package.
 
     Raises:
       RunError: no package or two packages offer this name, or its package fails or offers something else.
     """
+    if place := BUILTIN.get(kind, {}).get(name):
+        return Plugin(name, value_at(place), "")
     if (plugin := _registered.get((kind, name))) is None:
         group = _group(kind)
         entries = list(_entry_points(kind, tuple(sys.path)).select(name=name))
         if not entries:
-            offered = ", ".join(plugin_names(kind)) or "none is installed"
+            offered = ", ".join(names(kind)) or "none is installed"
             raise RunError(
                 f"no plug-in {quote(name)} among the entry points {group}: expected one of: {offered}"
             )
@@ -108,23 +202,29 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
                 f"{type(error).__name__}: {error}"
             ) from error
         plugin = Plugin(name, value, origins[0])
-    fits = callable(plugin.value) if expected is None else isinstance(plugin.value, expected)
-    if not fits:
+    expected = value_at(KINDS[kind])
+    if not isinstance(plugin.value, expected):
         raise RunError(
-            f"{plugin.origin}: {kind} {quote(name)}: expected "
-            f"{'a function' if expected is None else f'a {expected.__name__}'}, found {type(plugin.value).__name__}"
+            f"{plugin.origin}: {kind} {quote(name)}: expected a "
+            f"{'function' if expected is Callable else expected.__name__}, found {type(plugin.value).__name__}"
         )
-    return plugin if expected else replace(plugin, value=guarded(plugin.value, plugin.origin))
+    return replace(plugin, value=guarded(plugin.value, plugin.origin)) if expected is Callable else plugin
 
 
-def usable_plugins(kind: str, expected: type) -> list[Plugin]:
+def value_at(place: str) -> Any:
+    """Return the value "module:name", whose module is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def usable_plugins(kind: str) -> list[Plugin]:
     """Return all plug-ins of a kind that nobody asked for by name; one that fails is left out, with a warning once."""
     plugins = []
-    for name in plugin_names(kind):
+    for name in names(kind)[len(BUILTIN.get(kind, {})) :]:
         if (kind, name) in _broken and (kind, name) not in _registered:
             continue
         try:
-            plugins.append(get_plugin(kind, name, expected))
+            plugins.append(get(kind, name))
         except RunError as error:
             _broken.add((kind, name))
             warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)

@@ -15,3 +15,9 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             installed[package] = None
     return installed
+
+
+def computing_versions(*, plain: bool) -> dict[str, str | None]:
+    """Return the versions of everything that computes; `plain` for a scorer without weights."""
+    packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
+    return versions(packages)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prb_jax.seams import BUILTIN, KINDS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prb_jax"
 
@@ -37,6 +39,50 @@ ORDER = (
     ("__main__",),
 )
 LINE = {room: line for line, rooms in enumerate(ORDER) for room in rooms}
+
+BEHIND_SEAMS = (
+    "prb_jax.models.attention.cudnn",
+    "prb_jax.models.attention.first_use",
+    "prb_jax.models.attention.stream_kernel",
+    "prb_jax.platform.storage",
+    "prb_jax.models.checkpoints.encoder_folder",
+    "prb_jax.models.checkpoints.fill_quantized",
+    "prb_jax.models.checkpoints.torch_file",
+    "prb_jax.models.config.encoder",
+    "prb_jax.models.encoder",
+    "prb_jax.models.readouts.pair_model",
+    "prb_jax.models.readouts.score_pairs",
+    "prb_jax.text.pair_tokenizer",
+    "prb_jax.models.readouts.gated",
+    "prb_jax.models.readouts.heads",
+    "prb_jax.models.readouts.registry",
+    "prb_jax.text.internlm2_tokenizer",
+    "prb_jax.records.sources.benchmarks",
+    "prb_jax.records.sources.folders",
+    "prb_jax.personal.few_shot",
+)
+"""Modules and rooms that the core finds by name, in the table of `prb_jax.seams`, and never imports."""
+
+CORE = {
+    "prb_jax.scoring.evaluate": (
+        *BEHIND_SEAMS,
+        "prb_jax.models.lora",
+        "prb_jax.models.quantization",
+        "prb_jax.models.readouts.user_module",
+        "prb_jax.scoring.module_model",
+        "prb_jax.personal.prompts",
+        "prb_jax.runs.finished",
+        "prb_jax.runs.merging",
+        "prb_jax.runs.weights_and_biases",
+        "prb_jax.scoring.controls",
+        "prb_jax.scoring.personalised",
+        "prb_jax.scoring.prepared_tokens",
+        "prb_jax.scoring.prompt_extras",
+        "prb_jax.scoring.remote.score_server",
+    ),
+    "prb_jax.training.train": BEHIND_SEAMS,
+}
+"""The two ways into the core, a score and a gradient, and what they do not import."""
 
 
 @dataclass(frozen=True, order=True)
@@ -71,8 +117,8 @@ def named_in(tree: ast.AST, package: str, for_types: bool = False) -> Iterator[t
     """Yield each dotted name that a file may import, wherever it is written, with its line.
 
     ``from a import b`` yields ``a.b``. A string that is a module's name counts too: tables of modules
-    that are imported on first use hold such strings; not that of the file's own package, whose data
-    files are found by it. Docstrings and f-strings hold longer texts.
+    that are imported on first use hold such strings, also as "module:name"; not that of the file's own
+    package, whose data files are found by it. Docstrings and f-strings hold longer texts.
     """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -87,7 +133,8 @@ def named_in(tree: ast.AST, package: str, for_types: bool = False) -> Iterator[t
             yield from ((f"{source}.{alias.name}", node.lineno, for_types) for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if not f"{package}.".startswith(f"{node.value}."):
-                yield node.value, node.lineno, for_types
+                module, _, name = node.value.partition(":")
+                yield f"{module}.{name}" if name and "." in module else node.value, node.lineno, for_types
         else:
             yield from named_in(node, package, for_types)
 
@@ -97,6 +144,8 @@ def imports_of(root: Path) -> list[Import]:
     """Every import of one module of the package by another one, also inside functions."""
     modules, imports = modules_of(root), set()
     for importer, path in modules.items():
+        if importer == f"{PACKAGE}.seams":  # its table names what the rooms ask for, and imports none of it
+            continue
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for name, line, for_types in named_in(ast.parse(path.read_text(encoding="utf-8")), package):
             imported = name if name in modules else name.rpartition(".")[0]
@@ -124,6 +173,19 @@ def upward(root: Path) -> list[str]:
         if below == "" or (above in LINE and below in LINE and LINE[below] > LINE[above]):
             wrong.append(f"{one} ({above or PACKAGE} before {below or 'the public names'})")
     return wrong
+
+
+def reached(start: str, root: Path) -> set[str]:
+    """The modules that a module may import, itself or through others."""
+    imported: dict[str, set[str]] = {}
+    for one in imports_of(root):
+        if not one.for_types:
+            imported.setdefault(one.importer, set()).add(one.imported)
+    found, left = set[str](), {start}
+    while left:
+        found.add(module := left.pop())
+        left |= imported.get(module, set()) - found
+    return found
 
 
 def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
@@ -173,6 +235,37 @@ def test_imports_run_from_a_later_room_to_an_earlier_one_and_in_no_circle():
     assert not wrong, "\n".join([f"{len(wrong)} violations:", *wrong])
 
 
+def test_the_core_imports_nothing_behind_a_seam():
+    modules = modules_of(ROOT)
+    for start, behind in CORE.items():
+        found = sorted(reached(start, ROOT))
+        assert len(found) > 50, start
+        for room in behind:
+            assert [name for name in modules if f"{name}.".startswith(f"{room}.")], room
+            assert not [name for name in found if f"{name}.".startswith(f"{room}.")], start
+
+
+def test_every_place_of_the_table_of_seams_is_a_value():
+    modules = modules_of(ROOT)
+    types = {name: place for name, place in KINDS.items() if place.startswith(PACKAGE)}
+    for kind, table in {**BUILTIN, "types of plug-ins": types}.items():
+        for name, place in table.items():
+            module, _, value = place.partition(":")
+            assert value in ast_names(modules[module]), f"{kind} {name}: {place}"
+
+
+def ast_names(path: Path) -> set[str]:
+    """The names that a file defines or imports at its top level."""
+    found = set[str]()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        found |= {alias.asname or alias.name for alias in getattr(node, "names", ())}
+        found |= {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        parts = [part for target in targets if target for part in ast.walk(target)]
+        found |= {part.id for part in parts if isinstance(part, ast.Name)}
+    return found
+
+
 def test_violations_are_found(tmp_path):
     files = {
         "__init__": "from prb_jax.cli import main",
@@ -182,7 +275,7 @@ def test_violations_are_found(tmp_path):
         "records.__init__": "",
         "records.record": "def late():\n    from prb_jax.text.template import render",
         "records.files": "from . import record\nfrom .record import Record",
-        "text.__init__": "TABLE = {'render': 'prb_jax.models.decoder', 'prb_jax.models': 1}",
+        "text.__init__": "TABLE = {'render': 'prb_jax.models.decoder:Decoder', 'prb_jax.models': 1}",
         "text.template": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import prb_jax.cli",
         "models.__init__": '"""It says prb_jax.cli, and imports nothing."""',
         "models.decoder": "from prb_jax.models import layers",

@@ -23,9 +23,8 @@ from prb_jax.records.intake import digest
 from prb_jax.records.options import flat_settings
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.scoring.run import computing_versions
-from prb_jax.seams import get_plugin
-from prb_jax.version import __version__
+from prb_jax.seams import get
+from prb_jax.version import __version__, computing_versions
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")
 _MODELS: Final = ("generator.", "judge.")
@@ -51,7 +50,7 @@ def build_inputs(
         "judge": None if judge is None else dict(judge.identity()),
         "prompts": prompt_digests(),
         "settings": compared,
-        **({"plugins": {name: get_plugin("gates", name).origin for name in names}} if names else {}),
+        **({"plugins": {name: get("gates", name).origin for name in names}} if names else {}),
         **({"versions": computing_versions(plain=False)} if local else {}),
     }
 

@@ -15,7 +15,7 @@ from prb_jax.building.gates.gate import CANNOT_TELL, GateFigure, GateResult, Lea
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import PrbWarning, RunError, short_repr
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.seams import get_plugin
+from prb_jax.seams import get
 
 REWARDS: Final = "reward_models"
 """In the folder of a build: the evaluations of reward models that are shown no user."""
@@ -93,7 +93,7 @@ class GatedPairs:
         relaxed, tried = name in self.settings.relax, after is not None
         definition = DEFINITIONS.get(name)
         if definition is None:
-            plugin = get_plugin("gates", name)
+            plugin = get("gates", name)
             about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
             definition = f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
         untried = GateFigure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
@@ -162,7 +162,7 @@ def run_gates(
         "personal-text": faults.find_personal_texts,
         "duplicates": partial(faults.find_duplicates, least=gates.similarity),
         "overlap": known and partial(faults.find_overlaps, known=known),
-        **{name: get_plugin("gates", name).value for name in gates.plugins},
+        **{name: get("gates", name).value for name in gates.plugins},
     }
     for name, find in finders.items():
         gated.drop(name, find, before=first)

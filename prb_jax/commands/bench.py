@@ -5,7 +5,6 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from prb_jax.errors import RunError
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.records.options import Option, options_of
 from prb_jax.records.writing import write_file
+from prb_jax.seams import value_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class _Verb:
     """A verb of `prb bench` that measures something."""
 
     about: str  # its help
-    measure: tuple[str, str]  # file and function of `prb_jax/measure/bench/`
+    measure: str  # "file:function" of `prb_jax/measure/bench/`
     options: str = ""  # names of fields of `BenchOptions`, which it takes beside model, dtype and mesh
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what its options say otherwise
     against: tuple[tuple[str, ...], str] = ((), "")  # what it can be timed beside, and the help of that
@@ -35,14 +35,14 @@ _TEXTS = "prompts prompt_tokens new_tokens"
 _VERBS = {
     "parity": _Verb(
         about="check scores of this device against a plain float32 forward on the CPU",
-        measure=("parity", "bench_parity"),
+        measure="parity:bench_parity",
         options="training against attention",
         against=(("transformers",), "also check against it, in float32; of a folder"),
         timed=False,
     ),
     "score": _Verb(
         about="time scoring random tokens of the lengths of personalised data",
-        measure=("scoring", "bench_scoring"),
+        measure="scoring:bench_scoring",
         options=f"pairs {_LENGTHS} questions_per_user attention against responses against_sequences "
         "against_responses quantize",
         changes={
@@ -56,26 +56,26 @@ _VERBS = {
     ),
     "train": _Verb(
         about="time steps of training on random tokens of such lengths",
-        measure=("training", "bench_training"),
+        measure="training:bench_training",
         options=f"pairs {_LENGTHS} questions_per_user attention against tuning remat against_pairs",
         changes={"pairs": {"meaning": "pairs of a step (default: 8, and all users whole)"}},
         against=(("trl",), "also time TRL's RewardTrainer, and compare"),
     ),
     "sample": _Verb(
         about="time drawing texts from a causal language model",
-        measure=("sampling", "bench_sampling"),
+        measure="sampling:bench_sampling",
         options=f"{_TEXTS} samples temperature against against_prompts attention",
         against=(("transformers",), "also time its `generate`, and compare"),
     ),
     "guide": _Verb(
         about="time a guided token, beside one of the policy and of the reward model",
-        measure=("sampling", "bench_guidance"),
+        measure="sampling:bench_guidance",
         options=f"{_TEXTS} candidates attention",
         changes={"new_tokens": {"default": 32}},
     ),
     "ppo": _Verb(
         about="time training a policy, rollouts and updates",
-        measure=("policy", "bench_policy"),
+        measure="policy:bench_policy",
         options=f"{_TEXTS} samples against against_rows attention",
         changes={"prompts": {"default": 2}, "samples": {"default": 8}},
         against=(("trl",), "also time TRL's GRPOTrainer, and compare"),
@@ -83,19 +83,19 @@ _VERBS = {
     ),
     "serve": _Verb(
         about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
-        measure=("serving", "bench_serving"),
+        measure="serving:bench_serving",
         options=f"clients seconds {_LENGTHS}",
         timed=False,
         weights=True,
     ),
     "load": _Verb(
         about="time loading a folder's weights, beside plain reading of its files",
-        measure=("loading", "bench_loading"),
+        measure="loading:bench_loading",
         weights=True,
     ),
     "rank": _Verb(
         about="time ranking profiles by a model that is an encoder of texts",
-        measure=("ranking", "bench_ranking"),
+        measure="ranking:bench_ranking",
         options="users against against_users",
         against=(("transformers",), "also time it with one question at a time, and compare"),
         weights=True,
@@ -155,8 +155,7 @@ def run(options: argparse.Namespace) -> int:
     how = _VERBS[options.verb]
     _check(options, how)
     prepare_jax()
-    file, function = how.measure
-    measure = getattr(import_module(f"prb_jax.measure.bench.{file}"), function)
+    measure = value_at(f"prb_jax.measure.bench.{how.measure}")
     asked = chosen(options, BenchOptions, model=options.model)
     given = {name: vars(options)[name] for name in _SEVERAL if name in options}
     if "quantize" in options:
@@ -169,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
             results.append(result)
             if result.line:
                 print(result.line, flush=True)
-    title = function.removeprefix("bench_")
+    title = measure.__name__.removeprefix("bench_")
     _show("training a policy" if title == "policy" else title, results, options)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prb_jax.commands.arguments import Parser
 from prb_jax.errors import RunError, quote
-from prb_jax.platform.storage.urls import OUTPUTS, localised, shown
+from prb_jax.platform.paths import OUTPUTS, localised, shown
 from prb_jax.records.config_files import explained_settings, read_config_file, unknown_key
 from prb_jax.runs import set_command_line
 

@@ -2,10 +2,11 @@
 
 import argparse
 import shlex
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
-from prb_jax.commands.arguments import Parser, call, keywords, not_negative, with_columns
+from prb_jax.commands.arguments import Parser, chosen, not_negative, with_columns
 from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
 from prb_jax.errors import RunError, printable
@@ -22,7 +23,7 @@ _UNQUANTIZED: Final = "unquantized"
 
 
 def add(sub: Parser) -> None:
-    from prb_jax.scoring.evaluate import EvaluateOptions
+    from prb_jax.scoring.options import EvaluateOptions
 
     sub.option(
         "[MODEL]",
@@ -65,7 +66,8 @@ def run(options: argparse.Namespace) -> None:
     options.data = [with_columns(source, options.columns) for source in options.data]
     if options.distributed or not options.model.startswith("baseline:"):
         start(options)
-    from prb_jax.scoring.evaluate import evaluate
+    from prb_jax.scoring.evaluate import run_evaluation
+    from prb_jax.scoring.options import EvaluateOptions
 
     posts = options.profile_posts or [None]
     sweep, paired = len(posts) > 1, _compares(options)
@@ -73,14 +75,18 @@ def run(options: argparse.Namespace) -> None:
         raise RunError(
             "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
         )
-    shown = {"profile_posts": posts if sweep else posts[0]}
-    score: Any = import_module(_POSTS).evaluate_posts if sweep else evaluate
-    result = score(**keywords(evaluate, options, **shown))
+    shown = {"out": options.out, "progress": not options.no_progress, "profile_posts": posts[0]}
+    asked = chosen(options, EvaluateOptions, **shown)
+    if sweep:
+        result: Any = import_module(_POSTS).run_posts(options.model, options.data, posts, asked)
+    else:
+        result = run_evaluation(options.model, options.data, asked)
     compared = None
     if paired:  # the quantised weights are gone by now: both models are never in memory at once
         both = (result.out, result.out / _UNQUANTIZED)
-        alone = {"out": both[1], "controls": "none", "quantize": None, "wandb": None}
-        call(evaluate, options, **shown, **alone)
+        loading = replace(asked.loading, quantize=None)
+        alone = replace(asked, out=both[1], controls="none", loading=loading, wandb=None)
+        run_evaluation(options.model, options.data, alone)
         reports = import_module(_COMPARISON)
         compared = reports.render_comparison(on_first_process(lambda: reports.compare(*both, out=result.out)))
     if process_index() > 0:
@@ -121,7 +127,7 @@ def run_merge(options: argparse.Namespace) -> None:
     """Merge the rows, and print the command that finishes the run."""
     from prb_jax.records.reading import read_object
     from prb_jax.runs.kind import RUN
-    from prb_jax.runs.parts import merge
+    from prb_jax.runs.merging import merge
 
     merged = merge(options.parts, out=options.out)
     command = read_object(merged / RUN, error=RunError).get("command")

@@ -2,13 +2,13 @@
 
 import argparse
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Final
 
 from prb_jax.commands.arguments import Parser, call
 from prb_jax.commands.configs import add_configured, given_config, show_config
 from prb_jax.commands.process import print_table, start, status_of_stop
 from prb_jax.platform.processes.sharing import process_index
+from prb_jax.seams import value_at
 
 _KEPT: Final = "the checkpoints are kept: the same command continues the run"
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         print_table(training_table(result.summary, title=str(options.out)))
         print(f"written to {result.out}; `prb evaluate {result.out} --data ...` scores with it")
 
-    return _run(options, "prb_jax.training.config.load_settings", "prb_jax.training.train.train", tell)
+    return _run(options, "prb_jax.training.config:load_settings", "prb_jax.training.train:train", tell)
 
 
 def run_ppo(options: argparse.Namespace) -> int:
@@ -46,23 +46,19 @@ def run_ppo(options: argparse.Namespace) -> int:
         print(f"written to {result.out}; `prb sample {result.out} --data ... --out ...` draws texts from it")
 
     return _run(
-        options, "prb_jax.behaviour.rl.settings.load_ppo_settings", "prb_jax.behaviour.rl.ppo.ppo", tell
+        options, "prb_jax.behaviour.rl.settings:load_ppo_settings", "prb_jax.behaviour.rl.ppo:ppo", tell
     )
 
 
 def _run(options: argparse.Namespace, settings: str, train: str, tell: Callable[[Any], None]) -> int:
     """Call the function `train`, and `tell` of its result; or show the config as the function `settings` reads it."""
 
-    def imported(name: str) -> Callable[..., Any]:
-        module, _, function = name.rpartition(".")
-        return getattr(import_module(module), function)
-
     config, overrides = given_config(options)
     if options.show_config:
-        show_config(imported(settings), config, overrides)
+        show_config(value_at(settings), config, overrides)
         return 0
     start(options)
-    result = call(imported(train), options, config=config, overrides=overrides)
+    result = call(value_at(train), options, config=config, overrides=overrides)
     if status := status_of_stop(result.stopped_by):
         return status
     if process_index() == 0:

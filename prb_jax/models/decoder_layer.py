@@ -24,10 +24,10 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.layers import gated, rms_norm, rotate
-from prb_jax.models.lora import PROJECTED, adapted_project
+from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.platform.sharding import RULES, Constrain, partition_spec
+from prb_jax.seams import get
 
 GATHERED = "gathered_weights"
 """The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""
@@ -62,6 +62,9 @@ class DecoderLayer(Declaring):
     Adapters and the scales of quantised matrices are further attributes:
     see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
     """
+
+    projection: str = ""
+    """How matrices are multiplied that are not as they were declared, among the projections of `prb_jax.seams`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.config = config
@@ -105,6 +108,15 @@ class DecoderLayer(Declaring):
                 setattr(self, f"{name}_bias", bias(f"mlp.{name}_proj", outputs, axis))
         self.close()
 
+    def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
+        """Return x [..., I] through the matrix ``name`` and its bias, [..., O] in x's dtype; ``scale`` multiplies the
+        update of an adapter."""
+        if self.projection:
+            return get("projections", self.projection).value(self, name, x, scale=scale)
+        bias = getattr(self, f"{name}_bias", None)
+        out = project(x, getattr(self, name)[...], None if bias is None else bias[...])
+        return checkpoint_name(out, PROJECTED)
+
     def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
 
@@ -116,7 +128,7 @@ class DecoderLayer(Declaring):
         line = "tokens" if places is None else None
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         norm = functools.partial(norm_of, config)
-        project = functools.partial(adapted_project, self, scale=context.lora_scale)
+        project = functools.partial(self.project, scale=context.lora_scale)
 
         y = norm(x, self.input_norm)
         k = project("k", y).reshape(rows, tokens, kv_heads, head_dim)

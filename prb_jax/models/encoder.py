@@ -8,6 +8,7 @@ Letters: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
 from prb_jax.models.layers import activate, float32_einsum, inverse_root_mean_square, project
+from prb_jax.models.model import abstract, add_head
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.platform.sharding import Constrain, constrainer
 
@@ -169,6 +171,21 @@ class Encoder(Declaring):
 
         self.layers = stacked(rngs)
         self.close()
+
+
+class HeadedEncoder(Encoder):
+    """An encoder with the tensors of its head, if it has one; arguments are those of :class:`Encoder`."""
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
+        super().__init__(config, rngs=rngs, dtype=dtype)
+        if config.head is not None:
+            add_head(self, config.head, config, rngs=rngs, dtype=dtype)
+
+
+def bind_encoder(config: EncoderConfig, params: Mapping[str, Any]) -> Encoder:
+    """Return the body of an encoder with these arrays; further entries, such as a head, are left out."""
+    module = abstract(Encoder, config, frozenset())
+    return nnx.merge(nnx.graphdef(module), {name: params[name] for name in module.order})
 
 
 def encode_tokens(

@@ -31,6 +31,10 @@ ACTIVATIONS: Mapping[str, EncoderActivation] = MappingProxyType(
 
 Axes = int | tuple[int, ...]
 
+PROJECTED = "projected"
+"""The name of the result of a layer's projection, for policies of rematerialisation: they see no products inside a
+derivative that is written by hand."""
+
 
 def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
     """float32 asked for means float32: accelerators would otherwise round factors to bfloat16 or TF32."""

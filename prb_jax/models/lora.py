@@ -1,8 +1,9 @@
 """Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
 
 The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
-[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them. A starts as normal / sqrt(I) and B
-as zeros, so an adapted model starts as the model it adapts.
+[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix
+(``of``) and the factor as PEFT does (``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
+as the model it adapts.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.layers import matmul, product, project
-from prb_jax.models.parameter import arrays
-from prb_jax.models.quantization import is_quantised, quantized_project, scale_of
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.layers import PROJECTED, matmul, product, project
+from prb_jax.models.model import bind
+from prb_jax.models.parameter import Declaring, arrays
+from prb_jax.models.quantization import FORMS, Narrow, quantise, quantized_project, scale_of
 from prb_jax.records.options import Options, option
 
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
-
-PROJECTED = "projected"
-"""The name of what :func:`adapted_project` gives, for policies of rematerialisation: they see no products inside a
-derivative that is written by hand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +72,7 @@ def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
     Raises:
         CheckpointError: a target is not an adaptable matrix of these layers.
     """
+    layers.projection = "adapted"
     for name in config.targets:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
@@ -82,8 +82,8 @@ def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
         a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
         before, after = matrix.get_metadata("axes")  # the rank is small, and not split
-        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None)))
-        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after)))
+        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), of=name, part="lora_A"))
+        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
 
 
 def init_lora(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -94,6 +94,25 @@ def init_lora(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> dict[
     """
     adapt(layers, config, seed=seed)
     return {"layers": arrays(nnx.state(layers, nnx.LoRAParam))}
+
+
+def add_arrays(layers: Declaring, names: frozenset[str]) -> None:
+    """As :func:`prb_jax.models.model.add_beside`, for names that the layers did not declare.
+
+    Raises:
+      CheckpointError: a name that belongs to nothing.
+    """
+    for form in {form.suffix: form for form in FORMS.values()}.values():
+        suffix = form.suffix
+        matrices = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        matrices &= vars(layers).keys()  # one suffix ends with the other
+        if matrices:
+            quantise(layers, form, names=matrices)
+    adapted = tuple(sorted(name.removesuffix(FACTOR_A) for name in names if name.endswith(FACTOR_A)))
+    if adapted:
+        adapt(layers, LoraConfig(rank=1, targets=adapted))
+    if unknown := sorted(names - vars(layers).keys()):
+        raise CheckpointError(f"layers/{unknown[0]}: these layers have no such parameter")
 
 
 def adapted_project(layer: nnx.Module, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
@@ -166,27 +185,26 @@ def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | j
     return weight.astype(jnp.float32) + scale * product(a.astype(jnp.float32), b.astype(jnp.float32))
 
 
-def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
+def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
     """Plain parameters: W + scale * A B, computed in float32 and stored in W's dtype; adapters removed.
 
     Args:
+        config: of the decoder.
         params: parameters with adapters, or without (then nothing changes).
         scale: see :attr:`LoraConfig.scale`.
 
     Raises:
         CheckpointError: an adapted matrix is quantised.
     """
-    given, layers = params["layers"], {}
-    for name, weight in given.items():
-        if name.endswith((FACTOR_A, FACTOR_B)):
-            continue
-        if f"{name}{FACTOR_A}" in given:
-            if is_quantised(weight):
-                raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
-            merge = _merge(getattr(weight, "sharding", None))
-            weight = merge(weight, given[f"{name}{FACTOR_A}"], given[f"{name}{FACTOR_B}"], scale)
-        layers[name] = weight
-    return {**params, "layers": layers}
+    layers = bind(config, params).layers
+    factors = {key: each for key, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
+    merged = {name: leaf for name, leaf in params["layers"].items() if name not in factors}
+    for name in dict.fromkeys(each.get_metadata("of") for each in factors.values()):
+        if isinstance(getattr(layers, name), Narrow):
+            raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
+        a, b = (factors[f"{name}{suffix}"][...] for suffix in (FACTOR_A, FACTOR_B))
+        merged[name] = _merge(getattr(merged[name], "sharding", None))(merged[name], a, b, scale)
+    return {**params, "layers": merged}
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,18 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Decoder, Params
-from prb_jax.models.encoder import Encoder
 from prb_jax.models.head import Head, Sizes
-from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt
 from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
-from prb_jax.models.quantization import FORMS, Form, quantise
 from prb_jax.platform.sharding import sharding_of
+from prb_jax.seams import get
 
-Config = DecoderConfig | EncoderConfig
+if TYPE_CHECKING:
+    from prb_jax.models.config.encoder import EncoderConfig
+    from prb_jax.models.encoder import HeadedEncoder
+
+    Config = DecoderConfig | EncoderConfig
 
 
 class HeadedDecoder(Decoder):
@@ -34,19 +34,11 @@ class HeadedDecoder(Decoder):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
         super().__init__(config, rngs=rngs, dtype=dtype)
-        _add_head(self, config.head, config, rngs=rngs, dtype=dtype)
+        add_head(self, config.head, config, rngs=rngs, dtype=dtype)
 
 
-class HeadedEncoder(Encoder):
-    """An encoder with the tensors of its head, if it has one; arguments are those of :class:`Encoder`."""
-
-    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
-        super().__init__(config, rngs=rngs, dtype=dtype)
-        if config.head is not None:
-            _add_head(self, config.head, config, rngs=rngs, dtype=dtype)
-
-
-def _add_head(model: Declaring, head: Head, sizes: Sizes, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+def add_head(model: Declaring, head: Head, sizes: Sizes, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+    """Declare the tensors of a head as the last parameters of a model."""
     tensors = head.tensors(sizes)
     for tensor in tensors:
         if tensor.name:
@@ -56,6 +48,11 @@ def _add_head(model: Declaring, head: Head, sizes: Sizes, *, rngs: nnx.Rngs, dty
     model.close()
 
 
+def _headed(config: Config) -> Any:
+    """The class of a body with a head."""
+    return HeadedDecoder if isinstance(config, DecoderConfig) else get("encoder", "module").value
+
+
 def abstract_model(config: Config, *, layers: Sequence[str] = ()) -> HeadedDecoder | HeadedEncoder:
     """Return the module of a configuration with shapes in the place of arrays. It is shared: change nothing in it.
 
@@ -63,8 +60,7 @@ def abstract_model(config: Config, *, layers: Sequence[str] = ()) -> HeadedDecod
       config: architecture and head.
       layers: names of arrays of the layers; those of adapters and of scales tell what is adapted and quantised.
     """
-    kind = HeadedEncoder if isinstance(config, EncoderConfig) else HeadedDecoder
-    return _abstract(kind, config, frozenset(layers))
+    return abstract(_headed(config), config, frozenset(layers))
 
 
 def bind(config: DecoderConfig, params: Mapping[str, Any]) -> Decoder:
@@ -77,19 +73,15 @@ def bind(config: DecoderConfig, params: Mapping[str, Any]) -> Decoder:
     return nnx.merge(graph, {name: params[name] for name in names})
 
 
-def bind_encoder(config: EncoderConfig, params: Mapping[str, Any]) -> Encoder:
-    """Return the body of an encoder with these arrays; further entries, such as a head, are left out."""
-    module = _abstract(Encoder, config, frozenset())
-    return nnx.merge(nnx.graphdef(module), {name: params[name] for name in module.order})
-
-
 @functools.cache
 def _graph(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
-    return nnx.graphdef(_abstract(kind, config, layers))
+    return nnx.graphdef(abstract(kind, config, layers))
 
 
 @functools.cache
-def _abstract(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
+def abstract(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
+    """Return a module of a kind as :func:`abstract_model` does."""
+
     def make() -> Declaring:
         model = kind(config, rngs=nnx.Rngs(0))
         add_beside(model.layers, layers)
@@ -104,30 +96,13 @@ def add_beside(layers: Declaring, names: frozenset[str]) -> None:
     Raises:
       CheckpointError: a name that belongs to nothing.
     """
-    for form in {form.suffix: form for form in FORMS.values()}.values():
-        suffix = form.suffix
-        matrices = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        matrices &= vars(layers).keys()  # one suffix ends with the other
-        if matrices:
-            quantise(layers, form, names=matrices)
-    adapted = tuple(sorted(name.removesuffix(FACTOR_A) for name in names if name.endswith(FACTOR_A)))
-    if adapted:
-        adapt(layers, LoraConfig(rank=1, targets=adapted))
-    if unknown := sorted(names - vars(layers).keys()):
-        raise CheckpointError(f"layers/{unknown[0]}: these layers have no such parameter")
+    if names - vars(layers).keys():
+        get("projections", "add").value(layers, names)
 
 
 def init_params(config: Config, *, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Params:
     """Random parameters of a model as a nested dict, for training from scratch and for benchmarks."""
-    kind: Any = HeadedEncoder if isinstance(config, EncoderConfig) else HeadedDecoder
-    return arrays(kind(config, rngs=nnx.Rngs(seed), dtype=dtype))
-
-
-def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:
-    """Return all arrays of a decoder, the layers' matrices quantised; errors are those of :func:`quantise`."""
-    decoder = bind(config, params)
-    quantise(decoder.layers, form)
-    return {**params, **arrays(decoder)}
+    return arrays(_headed(config)(config, rngs=nnx.Rngs(seed), dtype=dtype))
 
 
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config) -> dict[str, Any]:

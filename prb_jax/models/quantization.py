@@ -25,8 +25,11 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
 from prb_jax.models.layers import product
-from prb_jax.models.parameter import Declaring
+from prb_jax.models.model import bind
+from prb_jax.models.parameter import Declaring, arrays
 
 BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
 """What the names of a quantised matrix's scales end with."""
@@ -141,11 +144,6 @@ class Scales(nnx.Variable):
     """The scales of a matrix in eight bits, one for each output channel."""
 
 
-def is_quantised(matrix: Any) -> bool:
-    """Return whether an array is a matrix in eight bits."""
-    return np.dtype(matrix.dtype) in _LIMITS
-
-
 def scale_of(layer: nnx.Module, name: str) -> tuple[jax.Array, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
@@ -178,5 +176,13 @@ def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = N
         # A layer at a time: only one layer is ever in memory in float32.
         narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), matrix[...])
         declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable")}
+        layers.projection = "adapted"
         setattr(layers, name, Narrow(narrow, suffix=form.suffix, **declared))
         setattr(layers, f"{name}{form.suffix}", Scales(scales, axes=declared["axes"][1:]))
+
+
+def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:
+    """Return all arrays of a decoder, the layers' matrices quantised; errors are those of :func:`quantise`."""
+    decoder = bind(config, params)
+    quantise(decoder.layers, form)
+    return {**params, **arrays(decoder)}

@@ -18,6 +18,15 @@ STATES: Final = "states.json"
 """The file of a folder of states; it is written last, so that a folder which has it is whole."""
 
 
+SOFT_PROMPTS: Final = ("users.safetensors", "users.json")
+"""The files with the soft prompts of users beside a model: the table, and whose its rows are."""
+
+
+def has_soft_prompts(folder: Path) -> bool:
+    """Return whether a model has soft prompts of users, whole or not."""
+    return any((folder / name).exists() for name in SOFT_PROMPTS)
+
+
 def is_personalised(model: object) -> bool:
     """Return whether a model is named that is a folder of a fitted method."""
     return isinstance(model, str | Path) and (Path(model).expanduser() / PERSONALISED).is_file()

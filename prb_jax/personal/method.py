@@ -101,6 +101,10 @@ class UserTokens(Protocol):
         """Return the trees as the model sees them, with the tokens of their comparison's user in front."""
         ...
 
+    def unknown(self, comparisons: Iterable[OfUser]) -> set[str] | None:
+        """Return the users of the comparisons for whom generic tokens stand; None if that is not known."""
+        ...
+
 
 class TrainedMethod:
     """A method of personalisation in training. What one does not define is as of a method without users.
@@ -123,6 +127,10 @@ class TrainedMethod:
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """The trees as the model sees them, with the tokens of their comparison's user in front."""
         return list(trees)
+
+    def unknown(self, comparisons: Iterable[OfUser]) -> set[str] | None:
+        """The users that are not trained; None in training, which counts them otherwise."""
+        return None
 
     def start(self, embedding: jax.Array) -> MethodState:
         """A new state, from the model's embedding [V, D]."""

@@ -8,7 +8,7 @@ their users, with nothing more to hand along.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.personal import SOFT_PROMPTS, has_soft_prompts
 from prb_jax.personal.method import OfUser, Users, with_prefixes
 from prb_jax.records.reading import read_object
 from prb_jax.trees.tree import Tree
 
-TABLE, NAMES = "users.safetensors", "users.json"
+TABLE, NAMES = SOFT_PROMPTS
 _TENSOR = "soft_prompts"
 
 
@@ -40,23 +41,9 @@ class UserPrompts:
         prompts = np.asarray(starts[:, None] + np.arange(self.tokens), np.int32)
         return with_prefixes(trees, prompts)
 
-
-def extend_embedding(embedding: jax.Array, table: np.ndarray, *, sharding: NamedSharding) -> jax.Array:
-    """The embedding [V, D] followed by a table [U + 1, S, D] as rows, in the embedding's dtype.
-
-    Rows of zeros fill up to what the mesh divides.
-    """
-    axes = sharding.spec[0] if sharding.spec else None
-    names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-    parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
-    rows = table.reshape(-1, table.shape[-1])
-    padding = -(embedding.shape[0] + len(rows)) % parts
-
-    def extend(embedding: jax.Array, rows: jax.Array) -> jax.Array:
-        filler = jnp.zeros((padding, rows.shape[1]), embedding.dtype)
-        return jnp.concatenate([embedding, rows.astype(embedding.dtype), filler])
-
-    return jax.jit(extend, out_shardings=sharding)(embedding, np.asarray(rows, np.float32))
+    def unknown(self, comparisons: Iterable[OfUser]) -> set[str]:
+        """Return the users of the comparisons who get the generic prompt."""
+        return self.users.unknown(comparisons)
 
 
 def save_prompts(folder: str | Path, users: Users, table: np.ndarray) -> None:
@@ -87,6 +74,23 @@ class SavedPrompts:
         """Return how trees begin where the table's rows follow as ids from `first_id` on."""
         return UserPrompts(self.users, tokens=self.table.shape[1], first_id=first_id)
 
+    def extend(self, embedding: jax.Array, *, sharding: NamedSharding) -> jax.Array:
+        """Return the embedding [V, D] followed by the table as rows, in the embedding's dtype.
+
+        Rows of zeros fill up to what the mesh divides.
+        """
+        axes = sharding.spec[0] if sharding.spec else None
+        names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
+        rows = self.table.reshape(-1, self.table.shape[-1])
+        padding = -(embedding.shape[0] + len(rows)) % parts
+
+        def extend(embedding: jax.Array, rows: jax.Array) -> jax.Array:
+            filler = jnp.zeros((padding, rows.shape[1]), embedding.dtype)
+            return jnp.concatenate([embedding, rows.astype(embedding.dtype), filler])
+
+        return jax.jit(extend, out_shardings=sharding)(embedding, np.asarray(rows, np.float32))
+
 
 def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
     """The soft prompts in the folder of a model; None if it has none.
@@ -99,7 +103,7 @@ def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
       CheckpointError: one of the two files is missing, broken, or does not fit the other or the model.
     """
     path = Path(folder)
-    if not (path / TABLE).exists() and not (path / NAMES).exists():
+    if not has_soft_prompts(path):
         return None
     for name, other in ((TABLE, NAMES), (NAMES, TABLE)):
         if not (path / name).is_file():

@@ -18,8 +18,8 @@ from prb_jax.models.checkpoints.array_folder import bytes_on_disk, flat_arrays, 
 from prb_jax.personal import PERSONALISED, STATES
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import method_named, method_names
+from prb_jax.platform.paths import shown
 from prb_jax.platform.sharding import batch_sharding, mesh_shape, replicated
-from prb_jax.platform.storage.urls import shown
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import write_json, writing

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from prb_jax.errors import RunError, first_line, quote
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from prb_jax.records.options import Option, choices_of, flat_values, from_flat, optional_type, options_of
 
 if TYPE_CHECKING:

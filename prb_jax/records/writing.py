@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import RunError
-from prb_jax.platform.storage.objects import temporary_name as temporary_name
-from prb_jax.platform.storage.objects import whole_file
-from prb_jax.platform.storage.urls import names_url, shown
+from prb_jax.platform.files import temporary_name as temporary_name
+from prb_jax.platform.files import whole_file
+from prb_jax.platform.paths import names_url, shown
 
 
 def refuse_file(out: str | Path) -> None:

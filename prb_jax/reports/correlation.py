@@ -36,7 +36,8 @@ from prb_jax.reports.correlation_power import plan as plan_study
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.prompt_extras import told_of
 
 CORRELATE: Final = "correlate.json"
 

@@ -14,7 +14,7 @@ import numpy as np
 from prb_jax.metrics.prediction import Cells, Resampled, noise_and_spread, percentiles, plan_models, pooled
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.runs.behaviour import Figure
-from prb_jax.scoring.prompt_extras import UPPER_BOUND
+from prb_jax.scoring import UPPER_BOUND
 
 RANDOM: Final = "baseline:random"  # the reward whose behaviour is that of nothing learned: the start
 

@@ -22,7 +22,8 @@ from prb_jax.reports.summary import HEADLINE, Summaries, gains, headline, scorer
 from prb_jax.reports.table import NONE, Cell, Getter, Table, field, interval, number, signed
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
-from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES
 
 MOST_ROWS = 2000  # of a table; more would make a page that nobody reads and few browsers open at once

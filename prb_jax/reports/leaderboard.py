@@ -18,7 +18,8 @@ from prb_jax.reports.table import NONE, Getter, Table, bounded, change, field
 from prb_jax.runs.evaluation import EVALUATION, SCORES
 from prb_jax.runs.finished import read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
-from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.prompt_extras import told_of
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,7 +12,7 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, RunError, first_line, quote
 from prb_jax.models.checkpoints.locate import check_exported, fingerprint, locate
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prb_jax.errors import printable
-from prb_jax.platform.storage.urls import shown
+from prb_jax.platform.paths import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

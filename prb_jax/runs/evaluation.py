@@ -38,6 +38,8 @@ LEFT_OUT: Final = "left_out.jsonl"
 BLOCKS: Final = "blocks.jsonl"
 COMPUTED: Final = "computed.jsonl"
 COMPUTED_TOKENS: Final = "computed_tokens"
+CONTROL_RUNS: Final = "controls"
+"""The folder, within that of a run, with the run folder of each control."""
 _LARGEST_COUNT: Final = 1 << 62
 _LARGEST_SCORE: Final = 3.4028234663852886e38  # of float32
 

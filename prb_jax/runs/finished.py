@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
@@ -17,11 +17,8 @@ from prb_jax.records.benchmarks import NAMES, get_benchmark
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.clusters import read_clusters
-from prb_jax.runs.evaluation import EVALUATION, SCORE_ROWS, SCORES
+from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION, SCORE_ROWS, SCORES
 from prb_jax.runs.kind import RUN, SUMMARY
-
-CONTROL_RUNS: Final = "controls"
-"""The folder, within that of a run, with the run folder of each control."""
 
 Interval = tuple[float, float] | None
 

@@ -21,9 +21,9 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 
 from prb_jax.errors import RunError, quote
 from prb_jax.models.checkpoints.locate import MODEL, TRAIN
+from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.platform.processes.sharing import entered_on_first_process, on_first_process, process_count
-from prb_jax.platform.storage.urls import shown
 from prb_jax.records.digests import check_digests, digest_of_bytes, digests_of, matching
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.schema import check_schema

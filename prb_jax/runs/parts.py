@@ -1,33 +1,24 @@
-"""A run in parts: jobs that know nothing of each other compute a part of the batches each, and their rows are merged.
+"""A run in parts: jobs that know nothing of each other compute a part of the batches each.
 
-The batches are those of the whole run, so that every row has the same bytes.
+The batches are those of the whole run, so that every row has the same bytes, and `prb_jax.runs.merging` makes one run
+of the parts.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict, cast
+from typing import Any, Final, NotRequired, TypedDict
 from zlib import crc32
 
 from prb_jax.errors import RunError, quote
-from prb_jax.records.digests import check_digests, digests_of
-from prb_jax.records.reading import bounded_lines, parse_json, read_object
-from prb_jax.records.schema import check_schema
-from prb_jax.records.writing import held_folder, whole_file, write_json, writing
-from prb_jax.runs.evaluation import COMPUTED
-from prb_jax.runs.kind import RUN, RunKind, RunRecord, check_same_inputs
+from prb_jax.records.digests import digests_of
+from prb_jax.records.writing import write_json
 
 PART: Final = "part.json"
 """In the folder of a part that is finished: the part, how many rows it has, and its files with their digests."""
-
-_KEYS = ("id", "sample", "judge")
-"""The fields that tell the rows of a file apart, as far as they have them."""
-
-_SUFFIXES = (".jsonl", ".npy", ".cut")  # of files that hold rows
 
 
 class PartFile(TypedDict):
@@ -103,155 +94,3 @@ def finish_part(
     }
     write_json(folder / PART, record)
     return {"part": str(part), "n": rows}
-
-
-def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
-    """Put the rows of all parts of a run into one folder, which the whole run then finishes.
-
-    Nothing that the records of the parts name is opened or run. To finish the run, repeat the command or the call of
-    the parts, :func:`prb_jax.evaluate` for one, with the same arguments, without `part`, and this folder as `out`:
-    nothing is left to compute, and every file has the bytes of a run in one piece.
-
-    Args:
-      parts: folders of `prb evaluate`, `judge`, `sample` or `features` with `--part I/N`, in any order.
-      out: the run folder; a merge that was killed is repeated.
-
-    Raises:
-      RunError: a part is missing, given twice, not finished, lacks rows, is not what was written, or is of another run;
-        or `out` cannot be written. A folder that was begun is removed.
-    """
-    places: dict[str, Path] = {}
-    for folder in map(Path, parts):
-        record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {"inputs": {}}
-        check_schema(record, _PartRun, where=str(folder / RUN), error=RunError)
-        part = record["inputs"].get("part")
-        if not isinstance(part, str):
-            raise RunError(f"{folder}: holds no part of a run: expected folders of a command with --part I/N")
-        if not (folder / PART).exists():
-            raise RunError(f"{folder}: part {part} is not finished: repeat its command")
-        if (other := places.setdefault(part, folder)) is not folder:
-            raise RunError(f"{folder}: holds part {part}, as {other} does")
-    if not places:
-        raise RunError("parts: expected the folders of all parts, found none")
-    count = parse_part(next(iter(places))).count
-    order = [str(Part(number, count)) for number in range(1, count + 1)]
-    if lacking := [part for part in order if part not in places]:
-        raise RunError(f"part {lacking[0]} is missing: {len(places)} of {count} parts are given")
-    if odd := sorted(places.keys() - set(order)):
-        raise RunError(f"{places[odd[0]]}: holds part {odd[0]}, expected parts of {count}")
-    folders, target = [places[part] for part in order], Path(out)
-    said = [_read_part(folder) for folder in folders]
-    total = said[0].get("rows_of_all")
-    for folder, part in zip(folders, said, strict=True):
-        if part.get("rows_of_all") != total:
-            raise RunError(
-                f"{folder}: is a part of {part.get('rows_of_all')} rows, {folders[0]} is one of {total}"
-            )
-    if total is not None and (found := sum(part["rows"] for part in said)) != total:
-        raise RunError(f"{found:,} of {total:,} rows are in the parts: repeat the command of each part")
-    names = list(dict.fromkeys(name for part in said for name in part["files"]))
-    controls = sorted(path.parent.relative_to(folders[0]) for path in folders[0].glob(f"*/*/{RUN}"))
-    is_new = not target.exists()
-    try:
-        for control in controls:
-            _merge([folder / control for folder in folders], target / control, names)
-        _merge(folders, target, names)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(target, ignore_errors=True)
-        raise
-    return target
-
-
-class _PartRun(TypedDict):
-    kind: NotRequired[str]
-    inputs: dict[str, Any]
-    command: NotRequired[list[str]]
-    sessions: NotRequired[list[dict[str, Any]]]
-
-
-def _read_part(folder: Path) -> PartFile:
-    """What a finished part says, after its files were compared with it."""
-    path = folder / PART
-    part = read_object(path, error=RunError)
-    check_schema(part, PartFile, where=str(path), error=RunError)
-    for name in part["files"]:
-        if "/" in name or not name.endswith(_SUFFIXES):
-            expected = f"expected names of files of rows ({', '.join(_SUFFIXES)}) in this folder"
-            raise RunError(f"{path}: files: {expected}, found {quote(name)}")
-    check_digests(folder, part.get("digests", {}), record=path, error=RunError)
-    rows = folder / part["files"][0] if part["files"] else None
-    if rows is not None and rows.suffix == ".jsonl":
-        found = sum(1 for _ in _joined([rows])) if rows.exists() else 0
-        if found != part["rows"]:
-            raise RunError(
-                f"{rows}: part {part['part']} has {found:,} rows, expected {part['rows']:,}: repeat its command"
-            )
-    return cast(PartFile, part)
-
-
-def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
-    records = [read_object(folder / RUN, error=RunError) for folder in folders]
-    for folder, record in zip(folders, records, strict=True):
-        check_schema(record, RunRecord, where=str(folder / RUN), error=RunError)
-    whole = [
-        {name: value for name, value in record["inputs"].items() if name != "part"} for record in records
-    ]
-    for folder, record, inputs in zip(folders, records, whole, strict=True):
-        if record["kind"] != records[0]["kind"]:
-            raise RunError(
-                f"{folder}: holds {record['kind']}, expected {records[0]['kind']} as in {folders[0]}"
-            )
-        check_same_inputs(folder, inputs, whole[0])
-    command = records[0].get("command") or []
-    kind = RunKind(name=records[0]["kind"], command=" ".join(command[:2]) or "prb", others=tuple(names))
-    merged: dict[str, Any] = {
-        **records[0],
-        "inputs": whole[0],
-        "command": whole_command(command, out),
-        "sessions": [{"merged": [session for record in records for session in record.get("sessions", ())]}],
-    }
-    with held_folder(out):
-        if (known := kind.read(out)) is not None:
-            check_same_inputs(out, known["inputs"], whole[0])
-            if not any("merged" in session for session in known.get("sessions", ())):
-                raise RunError(f"{out} holds this run already, not made of parts; give --out another folder")
-            if not known.get("merging"):
-                return
-        write_json(out / RUN, {**merged, "merging": True})
-        for name in names:
-            sources = [folder / name for folder in folders if (folder / name).is_file()]
-            if sources:
-                with writing(out / name), whole_file(out / name) as file:
-                    file.writelines(_joined(sources))
-        write_json(out / RUN, merged)
-
-
-def _joined(files: Sequence[Path]) -> Iterator[bytes]:
-    """The rows of some files, each once; of what is no file of rows, the bytes of all."""
-    known: set[tuple[str, ...]] = set()
-    for path in files:
-        if path.suffix != ".jsonl" or path.name == COMPUTED:
-            yield path.read_bytes()
-            continue
-        with path.open("rb") as file:
-            for number, line in enumerate(bounded_lines(file, path, error=RunError), start=1):
-                row = parse_json(line, where=f"{path}:{number}: not a row", error=RunError)
-                if not isinstance(row, dict):
-                    raise RunError(f"{path}:{number}: not a row: expected an object, found {quote(row)}")
-                key = tuple(str(row.get(name)) for name in _KEYS)
-                if key not in known:
-                    yield line
-                known.add(key)
-
-
-def whole_command(words: Sequence[str], out: Path) -> list[str]:
-    """Return the command of a part as that of the whole run, in another folder."""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word in ("--part", "--out"):
-            next(rest, None)
-        elif not word.startswith(("--part=", "--out=")):
-            kept.append(word)
-    return [*kept, "--out", str(out)] if kept else []

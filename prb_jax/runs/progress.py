@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
 from prb_jax.errors import printable
+from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.sharing import process_index
-from prb_jax.platform.storage.urls import shown
 
 if TYPE_CHECKING:
     from rich.console import Group

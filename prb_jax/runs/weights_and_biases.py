@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def start_wandb(project: str, out: Path, settings: Mapping[str, Any], *, option:
         raise RunError(f"{option}: wandb cannot start a run: {first_line(error)}") from error
 
 
-def log_summary(run: Any, summary: Mapping[str, Any]) -> None:
+def start_logger(
+    project: str, out: Path, settings: Mapping[str, Any], *, option: str
+) -> Callable[[Mapping[str, Any]], None]:
+    """Start a run of an evaluation; return what writes its summary. Arguments and errors as of :func:`start_wandb`."""
+    return partial(_log_summary, start_wandb(project, out, settings, option=option))
+
+
+def _log_summary(run: Any, summary: Mapping[str, Any]) -> None:
     """Write the figures of a finished evaluation to its run of Weights & Biases, and end it.
 
     Numbers are named by their path, as ``by_subset/food/accuracy``; the ends of an interval as ``ci95/low`` and

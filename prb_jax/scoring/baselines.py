@@ -16,17 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, get_args, overload
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.records.comparison import Comparison, Post
-from prb_jax.records.intake import Records, as_comparisons
-from prb_jax.records.items import windows
-from prb_jax.scoring import GivesRewards
-from prb_jax.scoring.prompt_extras import UPPER_BOUND
-from prb_jax.trees.tree import ScoredBatch, Truncation
+from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.plain import PlainScorer
 
 BaselineName = Literal[
     "baseline:length",
@@ -39,8 +36,6 @@ BaselineName = Literal[
     "baseline:persona-truth",
 ]
 BASELINE_NAMES: Final[tuple[str, ...]] = get_args(BaselineName)
-
-READS_TEXTS: Final = "{} reads the whole text of profile, prompt and responses, and computes on no device"
 
 FIRST: Final = "baseline:first"
 PROFILE_OVERLAP: Final = "baseline:profile-overlap"
@@ -297,57 +292,6 @@ VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | Non
 
 ORACLES: Final = MappingProxyType({PERSONA_TRUTH: _each(_persona_truth)})
 """Those that know what no model could: upper bounds, which stand beside no model and on no leaderboard."""
-
-
-_BATCH = 4096
-
-
-@dataclass(frozen=True)
-class PlainScorer(GivesRewards):
-    """A scorer that reads the text of a comparison, its whole profile too: it has no weights and no tokens.
-
-    Attributes:
-      name: as it is shown in tables.
-      compute: float32 scores [K] of each of some comparisons.
-      facts: all else that `run.json` says of it.
-      one_by_one: whether it is asked for one comparison at a time, so that each score is kept at once.
-    """
-
-    name: str
-    compute: Callable[[Sequence[Comparison]], list[np.ndarray]]
-    facts: Mapping[str, Any]
-    one_by_one: bool
-
-    uses: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def decided(self) -> str:
-        """As of :class:`DecidesItself`."""
-        return READS_TEXTS.format(self.name)
-
-    @overload
-    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
-        self, comparisons: Comparison | Mapping[str, Any]
-    ) -> np.ndarray: ...
-    @overload
-    def score(self, comparisons: Records) -> list[np.ndarray]: ...
-    def score(self, comparisons: Records) -> np.ndarray | list[np.ndarray]:
-        """Return one float32 array [K] a comparison or record; of a single one, its array."""
-        scores = self.compute(as_comparisons(comparisons, labelled=False))
-        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
-
-    def identity(self) -> Mapping[str, Any]:
-        """Return the name, which decides everything that can be known, and the facts."""
-        return {"name": self.name, **self.facts}
-
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Score large batches, or each comparison as a batch of its own."""
-        size = 1 if self.one_by_one else _BATCH
-        for window in windows(comparisons, first=size, size=size):
-            if not skip(indices := window.places):
-                scores = self.compute(window.comparisons)
-                yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
-            del window  # not held while the next one is read
 
 
 def baseline_scorer(name: str) -> PlainScorer:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode, Gather, encode_part
+from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
@@ -68,7 +70,6 @@ TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
 Dispatch = Callable[[Batch], jax.Array]
-Skip = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def stream_scores(
     encode: Encode,
     dispatch: Dispatch,
     options: BatchOptions,
-    skip: Skip = lambda indices: False,
+    skip: Skip = skip_nothing,
     divide: bool = True,
     lanes: int = 1,
 ) -> Iterator[ScoredBatch]:
@@ -113,78 +114,72 @@ def stream_scores(
       PrbError: as `encode`.
     """
     upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
-    first = next(upcoming, None)
-    if first is None:
+    if (first := next(upcoming, None)) is None:
         return
+    needed = _needed(chain([first], upcoming), getattr(skip, "window", skip))
+    if (following := next(needed, None)) is None:
+        return  # nothing is tokenised
+    tokenise = partial(encode_part, encode=encode, divide=divide)
+    sample = tokenise(first.comparisons)()
+    batches = choose_batcher(sample, options, whole=first.last)
+    known = [(first.places, sample)] if following is first else []  # it need not be tokenised again
+    needed = needed if following is first else chain([following], needed)
+    del first, following  # their texts are not held
     waiting: deque[Callable[[], ScoredBatch]] = deque()
     # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
     with (
-        ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="tokenise") as tokenising,
         ThreadPoolExecutor(lanes, thread_name_prefix="compute") as computing,
     ):
         start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, shapes=set())
-
-        def tokenise(chosen: Sequence[Comparison]) -> Gather:
-            if divide:
-                return encode_part(chosen, encode)
-            trees = encode(chosen)
-            return lambda: trees
-
-        skip_window = getattr(skip, "window", skip)
-        ahead = deque([first])
-
-        def next_window() -> Window | None:
-            """Return the next window that needs scores; no other is held while it is read."""
-            window = ahead.popleft() if ahead else next(upcoming, None)
-            while window is not None and skip_window(window.places):
-                del window
-                window = next(upcoming, None)
-            return window
-
-        following = next_window()
-        if following is None:
-            return
-        ahead.append(following)
-        trees = tokenise(first.comparisons)()
-        batches = choose_batcher(trees, options, whole=first.last)
-        known = dict(zip(first.places, trees, strict=True))  # need not be tokenised again
-        del first, following  # their texts are not held
-        encoded: deque[Future[tuple[range, Gather] | None]] = deque()
-
-        def tokenise_next() -> tuple[range, Gather] | None:
-            """Read and tokenise a window; None where there are no more."""
-            if (window := next_window()) is None:
-                return None
-            before, chosen = window.places.start, window.comparisons
-            unknown = [place - before for place in window.places if place not in known]
-            if len(unknown) < len(chosen):
-                chosen = [chosen[place] for place in unknown]
-            return window.places, tokenise(chosen)
-
+        windows_of_trees = _tokenised(known, needed, tokenise, thread=tokenising)
         try:
-            encoded.append(pool.submit(tokenise_next))
-            while True:
-                encoded.append(pool.submit(tokenise_next))
-                if (tokenised := encoded.popleft().result()) is None:
-                    break
-                # Gathered here and not in the thread: all processes must start their collectives in one order.
-                part, gather = tokenised
-                unknown = [place for place in part if place not in known]
-                fresh = dict(zip(unknown, gather(), strict=True))
-                trees = [fresh[index] if index in fresh else known[index] for index in part]
-                for planned in batches(trees, part):
+            for places, trees in windows_of_trees:
+                for planned in batches(trees, places):
                     if skip(planned.members):
                         continue
-                    members = [trees[index - part.start] for index in planned.members]
+                    members = [trees[index - places.start] for index in planned.members]
                     waiting.append(partial(_finish, planned, members, [*map(start, planned.make())]))
-                    while len(waiting) >= lanes + WAITING + 1:
+                    while len(waiting) > lanes + WAITING:
                         yield waiting.popleft()()
             while waiting:
                 yield waiting.popleft()()
         finally:
-            for future in encoded:
-                future.cancel()
+            windows_of_trees.close()
             computing.shutdown(wait=False, cancel_futures=True)
+
+
+def _needed(upcoming: Iterable[Window], skip_window: Skip) -> Iterator[Window]:
+    """Yield the windows that need scores; none is held while the next one is read."""
+    for window in upcoming:
+        if not skip_window(window.places):
+            yield window
+        del window
+
+
+def _tokenised(
+    known: Sequence[tuple[range, list[Tree]]],
+    needed: Iterator[Window],
+    tokenise: Callable[[Sequence[Comparison]], Gather],
+    *,
+    thread: ThreadPoolExecutor,
+) -> Generator[tuple[range, list[Tree]]]:
+    """Yield what is known, then the places and trees of each window; a thread reads and tokenises the next one."""
+
+    def tokenise_next() -> tuple[range, Gather] | None:
+        window = next(needed, None)
+        return None if window is None else (window.places, tokenise(window.comparisons))
+
+    ahead = thread.submit(tokenise_next)
+    try:
+        yield from known
+        while (tokenised := ahead.result()) is not None:
+            ahead = thread.submit(tokenise_next)
+            # Gathered here and not in the thread: all processes must start their collectives in one order.
+            places, gather = tokenised
+            yield places, gather()
+    finally:
+        ahead.cancel()
 
 
 def _start(

@@ -18,7 +18,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
-from prb_jax.scoring import CONTROLS, AdaptsToUsers, HasJudgements, ReadsTokens
+from prb_jax.scoring import CONTROLS
 from prb_jax.scoring.comparison_table import derived_users
 from prb_jax.text.view import View
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from prb_jax.scoring.run import Job, ScoredRun
 
 NONE, BLIND, SWAP, ALL = CONTROLS
-
-CONTROLS_DEFINITION: Final = (
-    "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no user and no "
-    "hints of one (blind), or those of another user with a profile of similar length (swap; a fitted method has the "
-    "whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; difference = "
-    "accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing the user gains"
-)
 
 _NEAREST: Final = 8
 _LOOKED_AT: Final = 512
@@ -50,7 +43,7 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
-    reads_tokens = isinstance(job.scorer, ReadsTokens)
+    reads_tokens = job.scorer.reader is not None
     if asked == NONE or (asked is None and not reads_tokens):
         return []  # without a look at the data
     sees = _sees_users(job)
@@ -68,39 +61,24 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
         if name == BLIND:
             shown = comparisons.changed(without_user)
         else:
-            adapts = isinstance(scorer, AdaptsToUsers)  # a user's name is enough to be shown another one
-            view = replace(job.view, profile_posts=0) if adapts else job.view if reads_tokens else None
             if not comparisons.in_memory:
                 raise RunError(
                     "controls=swap: needs all profiles in memory, but the data is read by windows, as it is large or "
                     "prepared with tokens; controls=blind needs none"
                 )
+            view = job.view if reads_tokens else None
+            if scorer.adapts:  # a user's name is enough to be shown another one
+                view = replace(job.view, profile_posts=0)
             shown = Held(with_other_users(comparisons, view=view, seed=job.decided["seed"]))
-            scorer = with_other_states(scorer, comparisons)
+            scorer = scorer.with_other_states(comparisons)
         controls.append(replace(job, control=name, shown=shown, scorer=scorer))
     return controls
 
 
-def with_other_states(scorer: Any, comparisons: Sequence[Comparison]) -> Any:
-    """Return what scores a control in which others stand in the place of the users of these comparisons."""
-    if isinstance(scorer, AdaptsToUsers) and not isinstance(scorer, HasJudgements):
-        return scorer.with_other_states(comparisons)
-    return scorer
-
-
 def _sees_users(job: Job) -> bool:
     comparisons = job.inputs.comparisons.sample(_LOOKED_AT)
-    if any(comparison.hints for comparison in comparisons):
-        return True
-    profiles = any(comparison.profile for comparison in comparisons)
-    posts = profiles and job.view.profile_posts > 0
-    if isinstance(job.scorer, HasJudgements):  # a judge is shown texts alone and no user's name
-        return posts
-    users = {comparison.user_id for comparison in comparisons} - {None}
-    if not isinstance(job.scorer, ReadsTokens):  # it is given the whole comparison
-        return profiles or bool(users)
-    unknown = job.scorer.reader.unknown_users(comparisons)
-    return posts or (unknown is not None and len(unknown) < len(users))
+    hinted = any(comparison.hints for comparison in comparisons)
+    return hinted or job.scorer.sees_users(comparisons, job.view)
 
 
 def without_user(comparison: Comparison) -> Comparison:

@@ -5,40 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
-import numpy as np
-
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError
 from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
 from prb_jax.records.options import from_flat, refuse_given
-from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer, ScoresTokens
-from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
+from prb_jax.scoring import READS_TEXTS
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.remote import is_class_server, is_url
-from prb_jax.seams import get_plugin, is_python_value, python_value
-from prb_jax.text.visible import TextProtocol
+from prb_jax.scoring.scorer import OwnScorer, ScoreFunction, Scorer, ScoresTokens, StreamsScores
+from prb_jax.seams import get, is_python_value
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from prb_jax.personal.model import PersonalisedModel
     from prb_jax.scoring.baselines import BaselineName
+    from prb_jax.scoring.personalised import PersonalisedModel
+    from prb_jax.scoring.plain import PlainScorer
     from prb_jax.scoring.reward_model import RewardModel
 
-PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, where a model is named
-
-ScoreFunction = Callable[[Comparison], Sequence[float]]
-"""Gives K finite numbers for the K responses of a comparison; a higher number is better."""
-
-Model = Scorer | ScoresTokens | ScoreFunction | str | Path
+Model = Scorer | StreamsScores | ScoresTokens | ScoreFunction | str | Path
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,7 @@ class _Kind:
     """What a name may stand for, beside a reward model."""
 
     named: Callable[[Any], bool]  # tells a name of this kind
-    # "MODULE:FUNCTION" of this package, imported on first use, which makes a scorer of the name and options
-    opener: str
+    opener: str  # among the scorers of `prb_jax.seams`; makes a scorer of the name and options
     decided: str = READS_TEXTS  # who decides about the options that it does not take
     takes: tuple[str, ...] = ()  # the options that it takes
     contents: Callable[[str], Any] = str  # JSON-ready, what the scores come from, without opening it
@@ -60,21 +50,21 @@ def _begins_with(start: str) -> Callable[[Any], bool]:
 _SERVED: Final = "decided by the server {}"
 _OF_TOKENIZER: Final = ("tokenizer", "revision", "chat_template")
 _WITHOUT_WEIGHTS: Final = (
-    _Kind(_begins_with("baseline:"), "scoring.baselines:baseline_scorer"),
-    _Kind(_begins_with(PLUGIN), "scoring.load:plugin_scorer"),
+    _Kind(_begins_with("baseline:"), "baseline"),
+    _Kind(_begins_with("plugin:"), "plug-in"),
     _Kind(
         is_python_value,
-        "scoring.load:file_scorer",
+        "file",
         contents=lambda name: file_digest(Path(name.rpartition(":")[0])),
     ),
 )
 _KINDS: Final = (
     *_WITHOUT_WEIGHTS,
-    _Kind(is_class_server, "scoring.remote.score_server:open_class_server", _SERVED, _OF_TOKENIZER),
-    _Kind(is_url, "scoring.remote.score_server:open_remote", _SERVED),
+    _Kind(is_class_server, "class server", _SERVED, _OF_TOKENIZER),
+    _Kind(is_url, "server", _SERVED),
     _Kind(
         is_personalised,
-        "study.embedder:load_personalised",
+        "fitted method",
         "decided where {} was fitted",
         takes=("mesh",),
         contents=lambda name: file_digest(Path(name).expanduser() / PERSONALISED),
@@ -115,9 +105,9 @@ def load(
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
         as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
-        `docs/plugins.md`), gives a :class:`prb_jax.scoring.baselines.PlainScorer`, which takes no options. A folder
+        `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
-        :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
+        :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
@@ -127,7 +117,7 @@ def load(
       readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
         steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.models.readouts.heads.choose_readout`; not named, such a head is scored by the paper
+        labels: see :func:`prb_jax.models.readouts.rules.choose_readout`; not named, such a head is scored by the paper
         protocol alone, which has a rule.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
@@ -156,8 +146,7 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
     given = options.given
     taken = {option: given.pop(option) for option in kind.takes if option in given}
     refuse_given(given, kind.decided.format(model))
-    module, _, function = kind.opener.partition(":")
-    return getattr(import_module(f"..{module}", __package__), function)(str(model), **taken)
+    return get("scorers", kind.opener).value(str(model), **taken)
 
 
 def _kind_of(model: str | Path) -> _Kind | None:
@@ -202,18 +191,15 @@ def open_scorer(
     if isinstance(model, str | Path):
         return _load_by_name(model, options)
     if is_module(model):
-        from prb_jax.scoring.module_model import load_module
-
-        return load_module(model, options)
+        return get("scorers", "module").value(model, options)
     refuse_given(options.given, "decided where the model was loaded")
+    if isinstance(model, Scorer):
+        return model
     if hasattr(model, "stream"):
-        return cast(Scorer, model)
+        return OwnScorer(cast(StreamsScores, model))
     if not callable(model):
         raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
-    scorer = function_scorer(model, name=name)
-    if recorded and name is None and "<lambda>" in scorer.name:
-        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
-    return scorer
+    return get("scorers", "function").value(model, name=name, recorded=recorded)
 
 
 def is_module(model: Any) -> bool:
@@ -235,11 +221,7 @@ def with_history(
     """
     if history is None:
         return dict(scorers)
-    adapted = {
-        name: scorer.with_states(history) if isinstance(history, Path) else scorer.with_history(history)
-        for name, scorer in scorers.items()
-        if isinstance(scorer, AdaptsToUsers)
-    }
+    adapted = {name: scorer.with_history(history) for name, scorer in scorers.items() if scorer.adapts}
     if not adapted:
         raise RunError(
             f"history: {', '.join(scorers)} does not adapt to users; expected a folder of a fitted method, as "
@@ -277,73 +259,3 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if len(parts) > 1:
         raise RunError(f"history: {folders[0]} holds states of people: give it alone")
     return folders[0]
-
-
-def refuse_unused(scorer: Scorer, given: Mapping[str, Any]) -> None:
-    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
-    if isinstance(scorer, PlainScorer) and given["protocol"] == TextProtocol.DEFAULT:
-        given = {**given, "protocol": None}
-    if isinstance(scorer, DecidesItself):
-        refuse_given(
-            {name: value for name, value in given.items() if name not in scorer.uses}, scorer.decided
-        )
-
-
-def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts: Any) -> PlainScorer:
-    """Return a function of a comparison as a scorer.
-
-    Args:
-      name: by which it is known; its qualified name if not given.
-      facts: what tells a change of its code, where that is seen.
-
-    Raises:
-      RunError: later, where the function does not give K finite numbers.
-    """
-    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
-    called = name or f"{getattr(function, '__module__', None) or '?'}.{qualified}"
-
-    def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
-
-    facts = facts or {"code": "not recorded: a change of the function's code is not seen"}
-    return PlainScorer(called, compute, {"function": called, **facts}, one_by_one=True)
-
-
-def plugin_scorer(name: str) -> PlainScorer:
-    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`get_plugin`."""
-    plugin = get_plugin("rewards", name.removeprefix(PLUGIN))
-    return function_scorer(plugin.value, name=name, code=plugin.origin)
-
-
-def file_scorer(name: str) -> PlainScorer:
-    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
-
-    Raises:
-      RunError: there is no such file or function, or the file fails.
-    """
-    file = Path(name.rpartition(":")[0])
-    function = python_value(name)
-    if not callable(function.value):
-        raise RunError(
-            f"{file}: expected a function {function.name} of a comparison, found {quote(function.value)}"
-        )
-    code = "of this file alone: a change of what it imports is not seen"
-    digest = sha256(file.read_bytes()).hexdigest()
-    return function_scorer(cast(ScoreFunction, function.value), name=function.name, code=code, sha256=digest)
-
-
-def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:
-    expected = len(comparison.responses)
-    try:
-        scores = np.asarray(values)
-        with np.errstate(over="ignore"):  # refused below
-            numbers = scores.astype(np.float32) if scores.dtype.kind in "biuf" else None
-    except (ValueError, TypeError):  # rows of different lengths, or objects that are not numbers
-        numbers = None
-    if numbers is None or numbers.shape != (expected,) or not np.isfinite(numbers).all():
-        shown = quote(values.tolist() if isinstance(values, np.ndarray) else values)
-        raise RunError(
-            f"{name}: comparison {quote(comparison.id)}: expected {expected} finite numbers, one for each response, "
-            f"found {shown}"
-        )
-    return numbers

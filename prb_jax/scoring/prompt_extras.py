@@ -19,11 +19,13 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.items import Held
-from prb_jax.records.options import option
+from prb_jax.records.options import option, same_option
 from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import RowKind
+from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.options import EvaluateOptions
 
 ASPECTS: Final = "aspects.jsonl"
 
@@ -40,16 +42,10 @@ ASPECT_ROWS: Final = RowKind(ASPECTS, "aspects", key=itemgetter("id"), schema=_A
 ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECT_ROWS)
 
 PLANNED, ORACLE, NARRATIVE = "planned", "oracle", "narrative"
-UPPER_BOUND: Final = "upper_bound"  # in the hints of a run: which of them no model could know
 
 PERSONA_HEADING: Final = "About this user:"
 HISTORY_HEADING: Final = "What this user chose before:"
 ASPECTS_HEADING: Final = "What this user wants from an answer to this question:"
-
-HINTS_DEFINITION: Final = (
-    "what else the model was told of each user; without = comparisons for which there was nothing to tell; upper_bound "
-    "= of these the ones that no model could know: such a run shows how much could be reached, and is no result"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +65,7 @@ class PromptExtras:
         "with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
         "NAME_OR_PATH ...",
     )
-    aspects: str | None = option(
-        None,
-        "what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
-        "upper bound, which no leaderboard shows among the results)",
-        "planned:DIR|oracle",
-    )
+    aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -119,6 +110,11 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
         for comparison, section in zip(comparisons, sections, strict=True)
     )
     return replace(inputs, comparisons=told, prepared=None, hints=hints)
+
+
+def show_aspects(inputs: Inputs, aspects: str) -> Inputs:
+    """Return the inputs with the aspects as hints; arguments and errors as of :func:`add_prompt_extras`."""
+    return add_prompt_extras(inputs, PromptExtras(aspects=aspects))
 
 
 def asked_digest(comparison: Comparison) -> str:

@@ -11,12 +11,11 @@ import numpy as np
 
 from prb_jax import errors
 from prb_jax.errors import DataError, PrbError, quote, short_repr
-from prb_jax.models.readouts.heads import choose_readout
-from prb_jax.personal.method import OfUser, UserTokens
-from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
+from prb_jax.models.readouts.rules import choose_readout
+from prb_jax.personal import has_soft_prompts
 from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.records.comparison import Comparison
-from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import (
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.readouts.open_model import OpenedModel
     from prb_jax.models.readouts.user_module import ModuleConfig
+    from prb_jax.personal.method import OfUser, UserTokens
+    from prb_jax.personal.prompts import SavedPrompts
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Gather = Callable[[], list[Tree]]
@@ -82,10 +84,6 @@ class Reader:
         chosen = self.choose_view(options)
         chosen.warn(self.name)
         return chosen.view
-
-    def accepting(self, view: View) -> Reader:
-        """Return the same reader for which `view` is no override to be warned of."""
-        return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
 
     def limit(self, view: View) -> int:
         """Return the most tokens that the text of a conversation may have.
@@ -164,14 +162,14 @@ class Reader:
     def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
         """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
-        return self.prompts.users.unknown(comparisons) if isinstance(self.prompts, UserPrompts) else None
+        return None if self.prompts is None else self.prompts.unknown(comparisons)
 
     def remarks(self, protocol: TextProtocol) -> list[str]:
         """Return sentences about the way in which this protocol reads this model, where its files do not say it; raises
         CheckpointError where nothing says which of the head's labels is the reward."""
         self._check_labels(protocol)
         remarks: list[str] = []
-        if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+        if protocol is not TextProtocol.PAPER or not isinstance(self.tokenizer, ChatTokenizer):
             return remarks
         if not self.labels_named:
             remarks.append(
@@ -225,8 +223,9 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
     """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any;
     raises CheckpointError where they or the tokenizer cannot be used."""
     config, folder, tokenizer = opened.config, opened.folder.path, opened.tokenizer()
-    is_chat = isinstance(tokenizer, ChatTokenizer)
-    prompts = load_prompts(folder, width=config.hidden_size) if is_chat else None
+    prompts = None
+    if isinstance(tokenizer, ChatTokenizer) and has_soft_prompts(folder):
+        prompts = get("models", "soft prompts").value(folder, width=config.hidden_size)
     reader = Reader(
         name=opened.name,
         config=config,
@@ -238,12 +237,13 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
     return reader, prompts
 
 
-def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+def encode_part(comparisons: Sequence[Comparison], encode: Encode, *, divide: bool = True) -> Gather:
     """Tokenise this process's part of the comparisons; what is returned exchanges the parts.
 
-    An error of one process is raised in all of them when the parts are exchanged.
+    An error of one process is raised in all of them when the parts are exchanged. Without ``divide`` each process
+    does everything itself.
     """
-    if process_count() == 1:
+    if process_count() == 1 or not divide:
         trees = encode(comparisons)
         return lambda: trees
     parts = parts_of(len(comparisons))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,18 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
-from prb_jax.models.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
+from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.checkpoints.out_of_range import explain_scores
-from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readouts.module import PairRewardModule, Program, RewardModule, reward_module
+from prb_jax.models.readouts.module import Program, RewardModule, reward_module
 from prb_jax.models.readouts.open_model import OpenedModel
-from prb_jax.models.readouts.score_pairs import make_pair_fn
+from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
-from prb_jax.personal.prompts import extend_embedding
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.batching import (
     Batch,
     BatchOptions,
@@ -38,7 +35,8 @@ from prb_jax.scoring.batching import (
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
+from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.packing import for_keys
@@ -49,8 +47,10 @@ from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.load import LoadReport
-    from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
+    from prb_jax.models.model import Config
+    from prb_jax.models.readouts.pair_model import PairRewardModule
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -78,7 +78,7 @@ class RewardModel(GivesRewards):
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward; with a head of the table of reward models, the name of its row.
-      labels: the rule of :func:`prb_jax.models.readouts.heads.read_out` for the head's values.
+      labels: the rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       streams: the implementation of attention over packed streams; None for an encoder.
@@ -86,10 +86,11 @@ class RewardModel(GivesRewards):
       source: revision and file fingerprints, for ``run.json``.
     """
 
-    reader: Reader
+    # `field()` keeps the defaults of `Scorer` from becoming defaults here
+    reader: Reader = field()  # pyright: ignore[reportIncompatibleVariableOverride]
     params: Params = field(repr=False)
     score_fn: Callable[[Params, Any], jax.Array] = field(repr=False)
-    mesh: Mesh
+    mesh: Mesh = field()  # pyright: ignore[reportIncompatibleVariableOverride]
     dtype: str
     readout: str
     labels: str = "logit"
@@ -97,6 +98,9 @@ class RewardModel(GivesRewards):
     streams: StreamAttention | None = None
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    has_prompt: ClassVar[bool] = True
+    has_heading: ClassVar[bool] = True
 
     __repr__ = short_repr
 
@@ -118,9 +122,9 @@ class RewardModel(GivesRewards):
         return self.reader.name
 
     @property
-    def config(self) -> DecoderConfig | EncoderConfig:
+    def config(self) -> Config:
         """The architecture."""
-        return cast("DecoderConfig | EncoderConfig", self.reader.config)
+        return cast("Config", self.reader.config)
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -129,7 +133,7 @@ class RewardModel(GivesRewards):
         Raises:
           TypeError: the model is an encoder, which reads pairs.
         """
-        if isinstance(self.tokenizer, PairTokenizer):
+        if not isinstance(self.tokenizer, ChatTokenizer):
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
 
@@ -173,10 +177,10 @@ class RewardModel(GivesRewards):
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
-        view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+        asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
         several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
-        for batch in self.stream(several, **asdict(view), batch_tokens=batch_tokens):
+        for batch in self.stream(several, view=self.reader.view(asked), batch_tokens=batch_tokens):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
@@ -206,18 +210,15 @@ class RewardModel(GivesRewards):
         self,
         comparisons: Sequence[Comparison],
         *,
+        view: View | None = None,
         batch_tokens: int | None = None,
-        skip: Callable[[Sequence[int]], bool] = lambda indices: False,
-        **view: Unpack[_ViewChoices],
+        skip: Skip = skip_nothing,
     ) -> Iterator[ScoredBatch]:
-        """As :meth:`score`, a batch at a time, as soon as it is computed.
-
-        Args:
-          skip: tells of a batch's indices that they need no scores; the other batches stay as they are.
-        """
+        """As :meth:`score`, a batch at a time, as soon as it is computed; arguments as of `Scorer.stream`."""
+        view = view or self.reader.view(ViewOptions())
         return stream_scores(
             comparisons,
-            encode=functools.partial(self.reader.encode, view=self.reader.view(ViewOptions(**view))),
+            encode=functools.partial(self.reader.encode, view=view),
             dispatch=self.dispatch,
             options=self.batch_options(batch_tokens),
             skip=skip,
@@ -236,7 +237,7 @@ class RewardModel(GivesRewards):
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
         """Return how comparisons are put into batches: packed into streams, or as sequences for an encoder."""
         config = self.config
-        if isinstance(config, EncoderConfig):
+        if not isinstance(config, DecoderConfig):
             return sequence_options(
                 self.mesh,
                 limit=config.max_position_embeddings,
@@ -269,13 +270,22 @@ class RewardModel(GivesRewards):
         """Return in words which weights may be why the scores cannot be used."""
         return explain_scores(self.params, self.config)
 
-    def accepting(self, view: View) -> RewardModel:
-        """Return the same model for which `view` is no override to be warned of."""
-        return replace(self, reader=self.reader.accepting(view))
+    def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
+        """Return whether a post is in a prompt, or a user has a soft prompt."""
+        if view.profile_posts > 0 and any(one.profile for one in comparisons):
+            return True
+        unknown = self.unknown(comparisons)
+        users = {one.user_id for one in comparisons} - {None}
+        return unknown is not None and len(unknown) < len(users)
 
-    def bytes_of_weights(self) -> tuple[int, int] | None:
-        """Return the bytes of the whole model before quantising and as held; None without a checkpoint."""
-        return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
+    def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return how the weights are quantised, and the bytes of the whole model before and as held."""
+        if self.quantize is None:
+            return {}
+        report = self.report
+        before, held = (None, None) if report is None else (report.bytes_unquantized, report.bytes_held)
+        form = {"form": self.quantize, "bytes_unquantized": before, "bytes_held": held}
+        return {"quantization": form}
 
 
 def load_reward_model(opened: OpenedModel) -> RewardModel:
@@ -290,15 +300,15 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     quantize, attention = opened.options.quantize, opened.options.attention
     program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
     streams = None
-    if isinstance(opened.body, EncoderFolder):
-        score_fn = make_pair_fn(opened.body.config, **program)
-        loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
+    if not isinstance(opened.body, ResolvedModel):
+        score_fn = get("encoder", "program").value(config, **program)
+        loaded = get("encoder", "params").value(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
         params = loaded.params
     else:
         config = opened.body.config
         check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
         if quantize is not None:
-            quantization_form(quantize, mesh=mesh)
+            get("quantisation", "form").value(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
         program["shardings"] = shardings
         streams = choose_attention(mesh, dtype, attention, config=config)
@@ -313,7 +323,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         )
         params = loaded.params
         if prompts is not None:
-            embedding = extend_embedding(params["embed"], prompts.table, sharding=shardings["embed"])
+            embedding = prompts.extend(params["embed"], sharding=shardings["embed"])
             params = {**params, "embed": embedding}
     return RewardModel(
         reader=reader,

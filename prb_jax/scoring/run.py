@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -17,43 +17,32 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, refuse_together
+from prb_jax.platform.processes.sharing import (
+    entered_on_first_process,
+    on_first_process,
+    process_count,
+    refuse_together,
+)
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.records.options import options_of
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
-from prb_jax.runs.parts import Part, Skip
+from prb_jax.runs.parts import Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
-from prb_jax.scoring import ReadsTokens, Scorer
-from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.job import Job
 from prb_jax.scoring.load import Model, model_contents
 from prb_jax.scoring.remote import is_url
-from prb_jax.text.view import View
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.trees.tree import has_equal_sides
-from prb_jax.version import versions
+from prb_jax.version import computing_versions
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 _HANDFUL: Final = 9  # comparisons, of which equal scores are a warning
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What one run scores: the comparisons of an evaluation, or what a control shows in their place."""
-
-    name: str
-    scorer: Scorer
-    inputs: Inputs
-    table: ComparisonTable
-    # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
-    shown: Items[Comparison]
-    view: View
-    decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
-    part: Part | None = None  # of the batches, where the run is one of several jobs
-    control: str | None = None  # its name, in a control
-
-    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -94,9 +83,8 @@ class ScoredRun:
                 table.advance(max(indices, default=-1) + 1)
             return before > 0 and all(map(is_finished, indices))
 
-        options: dict[str, Any] = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
         skip = Skip(are_finished, job.part)
-        batches = job.scorer.stream(job.shown, skip=skip, **shown_view(job.view), **options)
+        batches = job.scorer.stream(job.shown, view=job.view, batch_tokens=batch_tokens, skip=skip)
         count, label = Count(0, before), ", ".join(filter(None, (job.name, job.control)))
         _estimate(count, job.shown)
         with show_progress(label, count, enabled=progress) as display:
@@ -138,18 +126,20 @@ class ScoredRun:
                 display.advance(len(rows), sum(row.tokens for row in rows))
         table.complete()
 
+    def settle(self, decided: Mapping[str, Any]) -> None:
+        """Write what decides the result into the record, now that all files are read; a collective."""
+        on_first_process(lambda: None if self.folder is None else self.folder.settle(decided))
+
 
 @contextlib.contextmanager
-def open_scored_run(
-    job: Job, out: str | Path, *, session: Mapping[str, Any], notes: Mapping[str, Any]
-) -> Iterator[ScoredRun]:
+def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) -> Iterator[ScoredRun]:
     """Opens the folder on process 0 and tells every process what is in it; a collective.
 
     Arguments and errors as of `open_evaluation`. Files that are read while they are scored are compared with what the
     folder knows of them.
     """
     reading = job.inputs.reading if job.control is None else []
-    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": notes}
+    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": job.notes}
     opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
     with entered_on_first_process(opens, EvaluationFolder.known_blocks) as (folder, blocks):
         for file, digests in zip(reading, blocks, strict=False):
@@ -160,8 +150,8 @@ def open_scored_run(
 
 def explanation(scorer: Scorer) -> str:
     """Return which weights of a model may be why its scores cannot be used, as the end of a message."""
-    explain = getattr(scorer, "explain_scores", None)
-    return "" if explain is None else f": {explain()}"
+    explained = scorer.explain_scores()
+    return f": {explained}" if explained else ""
 
 
 def check_scores_differ(run: ScoredRun) -> None:
@@ -170,7 +160,7 @@ def check_scores_differ(run: ScoredRun) -> None:
     Raises:
       RunError: it does; of a handful of comparisons this is a warning.
     """
-    if not isinstance(run.job.scorer, ReadsTokens) or not run.job.inputs.comparisons.in_memory:
+    if run.job.scorer.reader is None or not run.job.inputs.comparisons.in_memory:
         return
     scores = (score for row in run.rows for score in row.scores)
     first = next(scores, None)
@@ -194,28 +184,15 @@ def _estimate(count: Count, comparisons: Items[Comparison]) -> None:
     count.about, count.total = not comparisons.complete, round(comparisons.about())
 
 
-def shown_view(view: View) -> dict[str, Any]:
-    """Return a view as the keywords of `Scorer.stream`, JSON-ready."""
-    return {
-        "protocol": view.protocol.value,
-        "profile_posts": view.profile_posts,
-        "max_length": view.max_length,
-    }
+def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:
+    """Return the shape and devices of a mesh, and the attention of the programs on it."""
+    return {"mesh": dict(mesh.shape), "attention": attention, "devices": devices_of(mesh)}
 
 
-def computing_versions(*, plain: bool) -> dict[str, str | None]:
-    """Return the versions of everything that computes; `plain` for a scorer without weights."""
-    packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    return versions(packages)
-
-
-def session_facts(scorer: Any, batch_tokens: int | None) -> dict[str, Any]:
+def session_facts(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:
     """Return how the run is done this time; results do not depend on it."""
     session: dict[str, Any] = {**session_now(), "batch_tokens": batch_tokens}
-    if (mesh := getattr(scorer, "mesh", None)) is None:
-        return session
-    attention = getattr(scorer, "attention", None)
-    return session | {"mesh": dict(mesh.shape), "attention": attention, "devices": devices_of(mesh)}
+    return session if scorer.mesh is None else session | mesh_facts(scorer.mesh, scorer.attention)
 
 
 def check_same_choices(

@@ -9,18 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.records.comparison import Message
+from prb_jax.records.sources.prepared import check_text
 from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.evaluation import LEFT_OUT
+from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
+from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring import AdaptsToUsers, HasJudgements, ReadsTokens
 from prb_jax.scoring.baselines import (
     BASELINES,
     FIRST,
@@ -30,10 +30,10 @@ from prb_jax.scoring.baselines import (
     profile_overlap,
 )
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.controls import CONTROLS_DEFINITION
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
-from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
-from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ, shown_view
+from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, check_unchanged
+from prb_jax.scoring.job import Job
+from prb_jax.scoring.run import ScoredRun, check_scores_differ
+from prb_jax.seams import get
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 
@@ -47,7 +47,9 @@ DEFINITIONS: Final = {
     "response (computed); the difference (saved)",
     EQUAL_SIDES: "comparisons in which a response with the highest label and another one are the same tokens after the "
     "chat template, so that no model can win: how many, and the ids of the first ten",
-    "hints": HINTS_DEFINITION,
+    "hints": "what else the model was told of each user; without = comparisons for which there was nothing to tell; "
+    "upper_bound = of these the ones that no model could know: such a run shows how much could be reached, and is no "
+    "result",
     "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
     "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
     "Both orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or "
@@ -57,7 +59,11 @@ DEFINITIONS: Final = {
     "comparison with a reply that cannot be read (unparsable) is a tie, which is no win; the probability of the "
     "numbers where one is named, if the endpoint tells it (mean_number_mass). Why no figure of the run is defined, "
     "where no comparison could be judged (undefined)",
-    "controls": CONTROLS_DEFINITION,
+    "controls": "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no "
+    "user and no hints of one (blind), or those of another user with a profile of similar length (swap; a fitted "
+    "method has the whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; "
+    "difference = accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing "
+    "the user gains",
     "benchmarks": "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), "
     "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
     f"95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
@@ -74,6 +80,24 @@ DEFINITIONS: Final = {
 """The meaning of what a summary has for some runs alone."""
 
 
+def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
+    """Finish a run and its controls, which follow it; return what its summary says."""
+    run, *controls = runs
+    job, inputs = run.job, run.job.inputs
+    check_unchanged(inputs)
+    if job.part is not None:
+        files = (SCORES, COMPUTED, JUDGEMENTS)
+        sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
+        return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
+    if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
+        check_text(inputs.prepared)  # it was read, beside the tokens or in their place
+    figures: dict[str, Any] = {}
+    for control in controls:
+        summary = finish_run(control, baselines={})
+        figures[str(control.job.control)] = get("evaluation", "control figures").value(run, control, summary)
+    return finish_run(run, baselines=all_baselines(job), controls=figures)
+
+
 def finish_run(
     run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -87,7 +111,7 @@ def finish_run(
     rows = folder.file.finish(job.table.ids)
     clusters = job.table.clusters(inputs.comparisons)
     write_clusters(folder.path, rows, clusters)
-    judged = scorer.judge_figures(inputs.comparisons) if isinstance(scorer, HasJudgements) else {}
+    judged = scorer.judge_figures(inputs.comparisons)
     undefined = judged.get("undefined")
     figures = summarise(
         rows,
@@ -97,7 +121,7 @@ def finish_run(
         model=identity.get("name"),
         undefined=undefined,
     )
-    shown = {"model": job.name, **shown_view(job.view), "limit": job.decided["limit"]}
+    shown = {"model": job.name, **job.view.shown, "limit": job.decided["limit"]}
     summary: dict[str, Any] = shown | figures
     more: dict[str, Any] = {"readout": scorer.identity().get("readout")}
     if (computed := folder.computed(job.table.ids)) is not None:
@@ -111,15 +135,9 @@ def finish_run(
         more["benchmarks"] = benchmark_scores(
             inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
-    if "quantize" in identity and hasattr(scorer, "bytes_of_weights"):
-        before, held = scorer.bytes_of_weights() or (None, None)  # pyright: ignore[reportAttributeAccessIssue]
-        form = identity["quantize"]
-        more["quantization"] = {"form": form, "bytes_unquantized": before, "bytes_held": held}
-    unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
-    if isinstance(scorer, AdaptsToUsers):
-        unknown = scorer.unknown(inputs.comparisons)
-        more["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
-        more["history_left_out"] = dict(scorer.left_out) or None
+    more |= scorer.own_figures(inputs.comparisons)
+    # rows have users, and large data are not read again for them
+    unknown = scorer.unknown(inputs.comparisons if scorer.adapts else rows)
     has_users = undefined is None and write_users(folder.path, rows, clusters, unknown=unknown)
     more["unknown_users"] = None if unknown is None else len(unknown)
     if inputs.left_out is not None:
@@ -177,7 +195,7 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
     if not comparisons.in_memory:
         return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
-    posts = job.view.profile_posts if isinstance(job.scorer, ReadsTokens) else None
+    posts = None if job.scorer.reader is None else job.view.profile_posts
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):
         baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
     for name, votes in VOTES.items():
@@ -187,25 +205,6 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
 
 def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
     return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
-
-
-def check_benchmarks(inputs: Inputs) -> None:
-    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
-
-    Raises:
-      DataError: naming the comparison that is not of the form that the rule needs.
-    """
-    for name, positions in inputs.benchmarks.items():
-        unscored = (inputs.comparisons[position] for position in positions)
-        rows = [
-            ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored
-        ]
-        try:
-            get_benchmark(name).score(rows)
-        except DataError as error:
-            raise DataError(
-                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
-            ) from error
 
 
 def benchmark_scores(
@@ -257,7 +256,7 @@ def benchmark_scores(
 def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
     """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
     template writes their texts, or they are the bare conversations."""
-    tokenizer: Any = getattr(job.scorer, "tokenizer", None)
+    tokenizer = job.scorer.tokenizer
     render = getattr(tokenizer, "render", None)
     for benchmark, positions in job.inputs.benchmarks.items():
         if (result_tables := get_benchmark(benchmark).results) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,11 @@ from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import PrbError, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring import AdaptsToUsers, ReadsTokens, Scorer
-from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, open_scorer
-from prb_jax.scoring.remote.score_server import RemoteScorer, ScoreClient
-from prb_jax.scoring.run import shown_view
+from prb_jax.scoring.remote.score_server import ScoreClient
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, alike, as_comparison
-from prb_jax.text.view import View, ViewOptions, choose_view
+from prb_jax.text.view import View, ViewOptions
 
 if TYPE_CHECKING:
     from prb_jax.behaviour.judges.options import JudgeOptions
@@ -99,7 +97,7 @@ def comparison_scores(
     Raises:
       RunError: a choice that has no effect on this scorer.
     """
-    options = (asdict(view) if sees_all(scorer) else {}) | {"batch_tokens": batch_tokens}
+    options = ({} if scorer.uses else asdict(view)) | {"batch_tokens": batch_tokens}
     if given := [name for name, value in options.items() if value is not None]:
         name = scorer.identity().get("name", "this model")
         raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
@@ -107,10 +105,7 @@ def comparison_scores(
     if isinstance(scorer, JudgeScorer):
         why = "the reply of the judge names no number of its scale"
         _check_judge(scorer, view)
-        if view.profile_posts is None:
-            view = replace(view, profile_posts=scorer.posts)
-    chosen = scorer.reader.choose_view(view) if isinstance(scorer, ReadsTokens) else choose_view(None, view)
-    shown = shown_view(chosen.view)
+    shown = scorer.choose_view(view).view
 
     def score(items: Sequence[ChatItem]) -> Scores:
         members = alike(items)
@@ -119,19 +114,14 @@ def comparison_scores(
             for number, places in enumerate(members)
         ]
         scores: dict[int, Score | PrbError] = {}
-        for batch in scorer.stream(comparisons, **shown, skip=lambda indices: False):
+        for batch in scorer.stream(comparisons, view=shown):
             for index, values in zip(batch.indices, batch.scores, strict=True):
                 for place, value in zip(members[index], np.asarray(values).tolist(), strict=True):
                     error = None if np.isfinite(value) else NotFiniteError(f"the score is {value}, {why}")
                     scores[place] = error or Score(value, 0, False)
         return [scores[place] for place in range(len(items))]
 
-    return score, chosen.view
-
-
-def sees_all(scorer: Scorer) -> bool:
-    """Return whether a scorer is given all posts of a profile, because no view decides what it is shown."""
-    return isinstance(scorer, PlainScorer | RemoteScorer | AdaptsToUsers)
+    return score, shown
 
 
 def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
@@ -142,5 +132,3 @@ def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
             "out. A verdict between two responses gives none of them a number: who wins depends on the other one, on "
             "the order and on ties, so that pairs are for `prb judge`"
         )
-    if view.max_length is not None and not judge.has_max_length:
-        raise RunError("max_length: a judge that replies in words has its own limit: leave it out")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import RunError, need_extra
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.scoring import ReadsTokens, Scorer
 from prb_jax.scoring.load import read_history
 from prb_jax.scoring.remote.score_server import TOKEN, ScoreClient
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.engine import Engine
-from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward, sees_all
+from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward
 from prb_jax.serving.options import ServeOptions
 from prb_jax.serving.request_reader import RequestReader
 from prb_jax.serving.scorer_engine import ScorerEngine
@@ -86,11 +86,11 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=most, at_once=JUDGED_AT_ONCE if waits else 1)
-        name, shown = str(identity["name"]), not sees_all(scorer)
+        name, shown = str(identity["name"]), bool(scorer.uses)
     sizes = Sizes(
         items=options.limits.items,
         posts=view.profile_posts if shown else None,
-        tokens=scorer.reader.limit(view) if shown and isinstance(scorer, ReadsTokens) else None,
+        tokens=None if scorer.reader is None else scorer.reader.limit(view),
         cuts_responses=view.protocol.cuts_responses,
     )
     facts = {"identity": identity, "view": asdict(view)}

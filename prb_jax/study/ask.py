@@ -19,11 +19,11 @@ import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import informative_comparisons
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import read_rows
 from prb_jax.records.intake import Records, as_comparisons, read_records
 from prb_jax.scoring.load import load
+from prb_jax.scoring.personalised import PersonalisedModel
 
 POOL: Final = 64  # other questions over which the information is averaged, evenly spaced in the candidates
 

@@ -23,25 +23,27 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, is_encoder
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.families import is_encoder
 from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
 from prb_jax.models.lora import merge_lora
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.readouts.heads import Pooled, read_out
+from prb_jax.models.readouts.heads import Pooled
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_language_model, open_model
 from prb_jax.models.readouts.registry import REGISTRY
 from prb_jax.models.readouts.resolve import is_plain_language_model
+from prb_jax.models.readouts.rules import read_out
 from prb_jax.models.readouts.score_pairs import PairFn, make_pair_fn
 from prb_jax.models.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.choices import Adapter
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import stream_scores
+from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
@@ -158,9 +160,8 @@ class StateFeatures:
     ) -> tuple[np.ndarray, int]:
         rewards, truncated = np.empty(len(comparisons), np.float32), 0
         protocol, limit = self.view.protocol.value, self.view.max_length
-        for batch in self.model.stream(
-            comparisons, profile_posts=profile_posts, protocol=protocol, max_length=limit
-        ):
+        asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=limit)
+        for batch in self.model.stream(comparisons, view=self.model.reader.view(asked)):
             rewards[list(batch.indices)] = [scores[0] for scores in batch.scores]
             truncated += _count_cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
@@ -198,7 +199,8 @@ class AdaptedRewards:
         for number in range(self.width):
             adapter = jax.tree.map(lambda leaf, number=number: leaf[number], self.adapters)
             factors = {name: jax.numpy.asarray(leaf) for name, leaf in adapter["layers"].items()}
-            merged = merge_lora({**params, "layers": {**params["layers"], **factors}}, scale=self.scale)
+            adapted_params = {**params, "layers": {**params["layers"], **factors}}
+            merged = merge_lora(self.base.model.decoder, adapted_params, scale=self.scale)
             adapted = replace(self.base, model=replace(self.base.model, params=merged))
             last = number == self.width - 1
             embedded = adapted.answers(comparisons, advance=advance if last else lambda done, tokens: None)

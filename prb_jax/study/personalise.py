@@ -24,7 +24,6 @@ from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
-from prb_jax.scoring.run import computing_versions
 from prb_jax.study.backbone import check_backbone, features_of, trainable
 from prb_jax.study.outcomes import (
     Outcome,
@@ -51,6 +50,7 @@ from prb_jax.study.splits import (
     posts_of_split,
 )
 from prb_jax.study.write_features import blank_features
+from prb_jax.version import computing_versions
 
 RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"

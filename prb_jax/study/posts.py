@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,14 +13,16 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.options import from_flat
 from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.scoring.evaluate import Evaluation, evaluate
+from prb_jax.scoring.evaluate import Evaluation, evaluate, run_evaluation
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import Model, open_scorer
+from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.study.picture import save_figure
 
 POSTS: Final = "posts.json"
@@ -48,11 +51,6 @@ def evaluate_posts(
     data: Data,
     *,
     profile_posts: Sequence[int],
-    out: str | Path | None = None,
-    subset: str | None = None,
-    limit: int | None = None,
-    name: str | None = None,
-    controls: str | None = None,
     **options: Any,
 ) -> PostsSweep:
     """Score the same comparisons with several numbers of posts of each profile, and draw accuracy against posts.
@@ -62,38 +60,38 @@ def evaluate_posts(
     same call continues a killed one.
 
     Args:
-      model, data, subset, limit, name: as of `prb_jax.evaluate`.
-      profile_posts: two numbers or more, each once.
-      out: the folder of the runs; without one nothing is kept but the result.
-      controls: as of `prb_jax.evaluate`, of each run that shows posts; none if not given, for the run without posts
-        is the blind control of the others.
-      options: all other arguments of `prb_jax.evaluate`.
+      model, data: What is scored, as in `prb_jax.evaluate`.
+      profile_posts: Two numbers or more, each once.
+      options: All other arguments of `prb_jax.evaluate`. `out` is the folder of the runs. `controls` are of each run
+        that shows posts: none if not given, because the run without posts is the blind control of the others.
 
     Raises:
       RunError: fewer than two numbers, or one of them twice.
       PrbError: as `prb_jax.evaluate`.
     """
-    numbers = sorted(profile_posts)
+    given = signature(evaluate).bind(model, data, **options).arguments
+    return run_posts(model, data, profile_posts, from_flat(EvaluateOptions, given))
+
+
+def run_posts(model: Model, data: Data, profile_posts: Sequence[int], options: EvaluateOptions) -> PostsSweep:
+    """As :func:`evaluate_posts`, with all other choices in one object."""
+    numbers, folder = sorted(profile_posts), options.folder
     if len(numbers) < 2 or len(set(numbers)) < len(numbers):
         raise RunError(f"profile_posts: expected two numbers or more, each once, found {list(profile_posts)}")
-    loading = {field.name: options.pop(field.name) for field in fields(LoadOptions) if field.name in options}
-    folder = None if out is None else Path(out)
-    on_first_process(lambda: None if out is None else str(EVALUATION.check(out)))
-    inputs = read_inputs(data, subset=subset, limit=limit)
-    scorer = open_scorer(model, LoadOptions(**loading), name=name, recorded=out is not None)
-    evaluations = {
-        number: evaluate(
-            scorer,
-            inputs,
+    on_first_process(lambda: None if folder is None else str(EVALUATION.check(folder)))
+    inputs = read_inputs(data, subset=options.subset, limit=options.limit)
+    scorer = open_scorer(model, options.loading, name=options.name, recorded=folder is not None)
+    opened = replace(options, loading=LoadOptions(), subset=None)
+
+    def of_posts(number: int) -> EvaluateOptions:
+        return replace(
+            opened,
             out=None if folder is None else folder / f"posts-{number}",
-            name=name,
-            profile_posts=number,
-            limit=limit,
-            controls=controls if controls and number else NO_CONTROLS,
-            **options,
+            view=replace(options.view, profile_posts=number),
+            controls=options.controls if options.controls and number else NO_CONTROLS,
         )
-        for number in numbers
-    }
+
+    evaluations = {number: run_evaluation(scorer, inputs, of_posts(number)) for number in numbers}
     clusters = None  # comparisons that are read by windows are clustered by their users
     if inputs.comparisons.in_memory:
         by_id = {comparison.id: comparison for comparison in inputs.comparisons}

@@ -12,19 +12,11 @@ from typing import Any
 from prb_jax.errors import CheckpointError
 from prb_jax.records.reading import read_json
 
-CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
 CONFIG, MODEL = "tokenizer_config.json", "tokenizer.model"
 
 _BLANK = "▁"
 _NULL = "\0"
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-def is_internlm2(folder: Path) -> bool:
-    """Whether a folder's tokenizer is InternLM2's, in its own files and no ``tokenizer.json``."""
-    if (folder / "tokenizer.json").exists() or not (folder / MODEL).is_file():
-        return False
-    return _read_config(folder).get("tokenizer_class") in CLASSES
 
 
 def build_internlm2(folder: Path) -> Any:
@@ -37,7 +29,7 @@ def build_internlm2(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import import_protobuf
 
-    path, config = folder / MODEL, _read_config(folder)
+    path, config = folder / MODEL, read_json(folder / CONFIG, error=CheckpointError)
     messages: Any = import_protobuf()
     model = messages.ModelProto()
     try:
@@ -94,11 +86,6 @@ def build_internlm2(folder: Path) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=config.get("chat_template"), **roles
     )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / CONFIG, error=CheckpointError, optional=True)
-    return config if isinstance(config, dict) else {}
 
 
 def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, PrbWarning, first_line, quote
-from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
+from prb_jax.records.reading import read_json
+from prb_jax.seams import BUILTIN, get
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _MOST_IDS = 2**31  # ids are int32
@@ -40,11 +41,20 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
     if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise _no_tokenizer(name)
     with _failures(f"{name}: no tokenizer can be loaded from here"):
-        if is_internlm2(folder):
-            tokenizer = build_internlm2(folder)
+        if (kind := class_without_code(folder)) is not None:
+            tokenizer = get("tokenizers", kind).value(folder)
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     return checked_tokenizer(tokenizer, name)
+
+
+def class_without_code(folder: Path) -> str | None:
+    """The class of a folder's tokenizer, if its files need code of their repository that this package replaces."""
+    if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").is_file():
+        return None
+    config = read_json(folder / "tokenizer_config.json", error=CheckpointError, optional=True)
+    kind = config.get("tokenizer_class") if isinstance(config, dict) else None
+    return kind if kind in BUILTIN["tokenizers"] else None
 
 
 def checked_tokenizer(tokenizer: Any, name: str) -> Any:

@@ -49,6 +49,15 @@ class View:
         headed = self.profile_posts > 0 and self.protocol is TextProtocol.DEFAULT
         return {"order_claim": self.order_claim.value} if headed else {}
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a run records of it, JSON-ready."""
+        return {
+            "protocol": self.protocol.value,
+            "profile_posts": self.profile_posts,
+            "max_length": self.max_length,
+        }
+
     def __str__(self) -> str:
         length = "the model's context" if self.max_length is None else f"{self.max_length:,} tokens"
         return f"profile posts {self.profile_posts}, protocol {self.protocol}, max length {length}"

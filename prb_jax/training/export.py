@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, RunError
@@ -19,11 +20,12 @@ from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
+from prb_jax.models.lora import merge_lora
+from prb_jax.models.model import abstract_model
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.writing import say_finished
-from prb_jax.text.internlm2_tokenizer import is_internlm2
+from prb_jax.text.open_tokenizer import class_without_code
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.training.config import RunOptions
 from prb_jax.training.start import Start
@@ -57,7 +59,7 @@ def export_model(
       RunError: the folder exists or cannot be written.
     """
     kind = jnp.dtype(settings.exported_dtype)
-    merged = merge_lora(params, scale=settings.lora_scale)
+    merged = merge_lora(start.config, params, scale=settings.lora_scale)
     # A leaf at a time: the float32 original of each may go before the next one is cast.
     cast = {
         name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
@@ -81,7 +83,9 @@ def export_adapter(
     Arguments and errors are those of :func:`export_model`; `params` must have adapters.
     """
     lora = settings.lora
-    factors = {name: leaf for name, leaf in params["layers"].items() if name.endswith((FACTOR_A, FACTOR_B))}
+    layers = abstract_model(start.config, layers=tuple(params["layers"])).layers
+    declared = {name: each for name, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
+    factors = {name: params["layers"][name] for name in declared}
     head = {"score": params["score"]} if "score" in params else {}
     host = _gather({"layers": factors, **head}, mesh)
     maps = leaf_maps(start.config)
@@ -95,7 +99,7 @@ def export_adapter(
 
         tensors = {f"base_model.model.{HEAD_KEY}": contiguous(host[name].T) for name in head}
         for name, leaf in host["layers"].items():
-            matrix, part = (name[: -len(FACTOR_A)], "lora_A" if name.endswith(FACTOR_A) else "lora_B")
+            matrix, part = (declared[name].get_metadata(fact) for fact in ("of", "part"))
             for layer in range(start.config.num_hidden_layers):
                 key = f"base_model.model.{modules[matrix].format(layer=layer)}.{part}.weight"
                 tensors[key] = contiguous(leaf[layer].T)
@@ -127,7 +131,7 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
 
     A tokenizer whose files need code from their repository is written as a ``tokenizer.json``, which needs none.
     """
-    if is_internlm2(source):
+    if class_without_code(source) is not None:
         tokenizer.tokenizer.save_pretrained(folder)
     else:
         for name in TOKENIZER_FILES:

@@ -16,7 +16,7 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, TRAINING
-from prb_jax.scoring import ScoresTokens
+from prb_jax.scoring.scorer import ScoresTokens
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings

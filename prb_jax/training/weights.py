@@ -15,7 +15,8 @@ from prb_jax.errors import quote
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.models.model import bind
+from prb_jax.models.model import abstract_model, bind
+from prb_jax.models.parameter import parameters
 from prb_jax.platform.sharding import replicated
 from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.config import OptimizerSettings
@@ -153,7 +154,9 @@ def split_params(
     """
     if tuning == "full":
         return dict(params), {}
-    head = {name: leaf for name, leaf in params.items() if name.startswith("score")}
+    declared = parameters(abstract_model(config))
+    readout = {path[0] for path, variable in declared if variable.get_metadata("readout")}
+    head = {name: leaf for name, leaf in params.items() if name in readout}
     frozen = {name: leaf for name, leaf in params.items() if name not in head}
     if tuning == "head":
         return head, frozen

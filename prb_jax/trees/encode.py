@@ -17,17 +17,20 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Message
-from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, Visible, render_profile, visible
 from prb_jax.trees.shorten import TooLongError, shorten_prompt, shortest_prompts
 from prb_jax.trees.tree import Tree, Truncation, build_tree
+
+if TYPE_CHECKING:
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 CHUNK_ROWS = 64
 """Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough that
@@ -81,7 +84,7 @@ def encode_each(
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
         if view.protocol is TextProtocol.PAPER:
-            if isinstance(tokenizer, PairTokenizer):
+            if not isinstance(tokenizer, ChatTokenizer):
                 raise DataError(
                     f"protocol {view.protocol}: its scripts put every conversation through a chat template, which "
                     f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"

@@ -162,7 +162,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_bug_keeps_its_traceback(evaluate, capsys
     def ended(*_, **__):
         raise raised
 
-    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", ended)
+    monkeypatch.setattr("prb_jax.scoring.evaluate.run_evaluation", ended)
     assert evaluate() == 130
     assert "the same command continues the run" in capsys.readouterr().err
     raised = ZeroDivisionError

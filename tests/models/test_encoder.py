@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.checkpoints.encoder_folder import load_encoder_params, open_encoder
 from prb_jax.models.checkpoints.hf_map import flatten
-from prb_jax.models.checkpoints.load import abstract_params, load_encoder_params, open_encoder
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
-from prb_jax.models.encoder import distance_rows, encode_tokens
-from prb_jax.models.model import bind_encoder, parameter_shardings
+from prb_jax.models.encoder import bind_encoder, distance_rows, encode_tokens
+from prb_jax.models.model import parameter_shardings
 from prb_jax.platform.sharding import make_mesh
 from tests.models.compiled import jit
 from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder

@@ -85,9 +85,9 @@ def test_a_merged_model_gives_the_same_scores(targets: tuple[str, ...]) -> None:
     params = initial_params(CONFIG)
     config = LoraConfig(rank=4, alpha=6.0, targets=targets)
     adapted = with_adapters(params, config, trained=True)
-    merged = merge_lora(adapted, scale=config.scale)
+    merged = merge_lora(CONFIG, adapted, scale=config.scale)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
-    again = merge_lora(merged, scale=2.0)  # without adapters they stay as they are
+    again = merge_lora(CONFIG, merged, scale=2.0)  # without adapters they stay as they are
     assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(merged), strict=True))
     before = scores(adapted, scale=config.scale)
     assert np.abs(before - scores(params)).max() > 0.05
@@ -99,7 +99,7 @@ def test_merging_runs_in_float32_and_keeps_the_dtype() -> None:
     wide = with_adapters(initial_params(CONFIG), config, trained=True)
     narrow = {**wide, "layers": {**wide["layers"], "q": wide["layers"]["q"].astype(jnp.bfloat16)}}
     layers = narrow["layers"]
-    merged = merge_lora(narrow, scale=config.scale)["layers"]["q"]
+    merged = merge_lora(CONFIG, narrow, scale=config.scale)["layers"]["q"]
     a, b = (np.asarray(layers[f"q_lora_{part}"], np.float64) for part in "ab")
     exact = np.asarray(layers["q"].astype(jnp.float32), np.float64) + config.scale * a @ b
     assert merged.dtype == jnp.bfloat16

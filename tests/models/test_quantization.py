@@ -15,11 +15,12 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
-from prb_jax.models.model import bind, quantize_params
+from prb_jax.models.model import bind
 from prb_jax.models.quantization import (
     FORMS,
     quantization_form,
     quantize_array,
+    quantize_params,
     quantized_project,
 )
 from prb_jax.models.readouts.score_tree import make_score_fn
@@ -178,7 +179,7 @@ def test_adapters_stay_as_they_are_and_cannot_be_merged() -> None:
     plain = scores(quantize_params(config, params, FORMS["int8"]), config)
     np.testing.assert_allclose(scores(narrow, config), plain, atol=1e-6, rtol=0)
     with pytest.raises(CheckpointError, match="layers/q: is quantised: merge its adapter before"):
-        merge_lora(narrow, scale=1.0)
+        merge_lora(config, narrow, scale=1.0)
 
 
 def test_forms_that_do_not_exist_or_do_not_run_here() -> None:

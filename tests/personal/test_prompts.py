@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.personal.method import Users
-from prb_jax.personal.prompts import extend_embedding, load_prompts, save_prompts
+from prb_jax.personal.prompts import SavedPrompts, load_prompts, save_prompts
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.training.microbatches import named_tree
 from tests.packed import batch_alone, read_trees
@@ -48,7 +48,7 @@ def test_the_embedding_is_extended_by_the_table() -> None:
     here = NamedSharding(make_mesh(devices=jax.devices()[:1]), PartitionSpec("tensor", "fsdp"))
     words = jnp.arange(8.0, dtype=jnp.bfloat16).reshape(4, 2)
     rows = np.random.default_rng(0).normal(size=(3, 2, 2)).astype(np.float32)
-    extended = extend_embedding(words, rows, sharding=here)
+    extended = SavedPrompts(Users(("ada", "bo")), rows).extend(words, sharding=here)
     assert (extended.shape, extended.dtype) == ((10, 2), jnp.bfloat16)
     np.testing.assert_array_equal(extended[:4], words)
     np.testing.assert_array_equal(extended[4:], jnp.asarray(rows.reshape(6, 2), jnp.bfloat16))

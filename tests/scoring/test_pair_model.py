@@ -16,6 +16,7 @@ from prb_jax.models.readouts.registry import ROWS
 from prb_jax.models.readouts.resolve import resolve_model
 from prb_jax.scoring import reward_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
+from prb_jax.text.view import View
 from prb_jax.training.convert import convert
 from prb_jax.trees import sequences
 from tests.scoring.records import TOLERANCE, read_json, score_rows, write_comparisons
@@ -102,7 +103,7 @@ def test_batches_side_by_side_give_the_same_bytes(
 
     def scored(lanes: int) -> list[tuple[Sequence[int], list[bytes]]]:
         monkeypatch.setattr(reward_model, "lanes", lambda mesh: lanes)
-        batches = rm.stream(rows, profile_posts=0, batch_tokens=128)
+        batches = rm.stream(rows, view=View(0), batch_tokens=128)
         return [(batch.indices, [scores.tobytes() for scores in batch.scores]) for batch in batches]
 
     alone = scored(1)

@@ -17,7 +17,7 @@ from prb_jax.records import lines as json_lines
 from prb_jax.records.sources.prepare import prepare
 from prb_jax.runs.evaluation import BLOCKS, SCORES
 from prb_jax.runs.rows import RowFile
-from prb_jax.scoring import baselines
+from prb_jax.scoring import plain
 from tests.json_lines import write_lines
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.records import read_json
@@ -30,7 +30,7 @@ BLOCK = 1 << 13
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """Every file is large, with many blocks, and scored some rows at a time."""
-    monkeypatch.setattr(baselines, "_BATCH", AT_A_TIME)
+    monkeypatch.setattr(plain, "_BATCH", AT_A_TIME)
     return read_by_windows(partial(monkeypatch.setattr, raising=False), block=BLOCK)
 
 

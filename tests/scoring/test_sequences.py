@@ -17,6 +17,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.text.view import View
 from prb_jax.trees import sequences
 from tests.scoring.records import TOLERANCE, read_json, score_rows, write_comparisons
 from tests.scoring.test_pair_model import comparison
@@ -75,7 +76,7 @@ def test_what_is_done_is_not_computed_again(rm: prb.RewardModel) -> None:
     """The others have the same bytes, although some of their sequences are those of finished groups."""
     rows = [*MIXED, *(replace(one, id=f"again {one.id}") for one in MIXED[::4])]
     model, computed = counted(rm)
-    options: Any = {"profile_posts": 0, "batch_tokens": 128}
+    options: Any = {"view": View(0), "batch_tokens": 128}
     whole = list(model.stream(rows, **options))
     assert len(whole) > 4
     assert sorted(index for batch in whole for index in batch.indices) == list(range(len(rows)))

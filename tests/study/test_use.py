@@ -24,8 +24,8 @@ from prb_jax.models.checkpoints.array_folder import write_arrays
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.reports.summary import render_summary
+from prb_jax.scoring.personalised import PersonalisedModel
 from tests.json_lines import write_lines
 from tests.reports.conftest import printed
 from tests.tiny_encoders import WORDS, write_encoder

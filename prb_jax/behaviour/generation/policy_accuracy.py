@@ -38,18 +38,19 @@ from prb_jax.metrics.policy_scores import (
 )
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process
-from prb_jax.platform.storage.urls import shown
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
-from prb_jax.scoring.controls import with_other_states, with_other_users
+from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
-from prb_jax.scoring.run import check_same_choices, computing_versions
+from prb_jax.scoring.run import check_same_choices
+from prb_jax.version import computing_versions
 
 
 class _Line(TypedDict):
@@ -310,9 +311,9 @@ class _Scoring:
             if all((name, control, one.id) in file.rows for one in members):
                 continue
             as_they_are = [self.comparisons[index] for index in part]
-            of_control = with_other_states(scorer, as_they_are) if control else scorer
+            of_control = scorer.with_other_states(as_they_are) if control else scorer
             whole: list[Any] = [None] * len(part)
-            for batch in of_control.stream(members, skip=lambda indices: False):
+            for batch in of_control.stream(members):
                 for place, scores in zip(batch.indices, batch.scores, strict=True):
                     whole[place] = np.asarray(scores, np.float64)
             tokens = self._tokens(part)

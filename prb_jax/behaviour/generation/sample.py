@@ -28,15 +28,16 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import refuse_given
 from prb_jax.runs.behaviour import BEHAVIOUR
 from prb_jax.runs.evaluation import RecordedData
-from prb_jax.runs.kind import RunKind, RunResult
+from prb_jax.runs.kind import RunKind, RunResult, session_now
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.remote.endpoint import Endpoint
 from prb_jax.scoring.remote.options import EndpointOptions
-from prb_jax.scoring.run import check_same_choices, computing_versions, session_facts
+from prb_jax.scoring.run import check_same_choices, mesh_facts
 from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.version import computing_versions
 
 SAMPLES = "samples.jsonl"
 
@@ -179,8 +180,8 @@ def sample_data(
         "versions": computing_versions(plain=endpoint is not None),
     }
     notes = {"model": name, "data": list(inputs.sources)}
-    session = session_facts(sampler.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
-    session.pop("batch_tokens")
+    placed = {} if sampler.device is None else mesh_facts(sampler.device.mesh)
+    session = {**session_now(), **placed, "rows": rows}
     check_agreement(decided | {"rows": rows})
     with RUNS.open_together(path, decided, session=session, notes=notes) as run:
         keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]

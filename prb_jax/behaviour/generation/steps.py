@@ -48,7 +48,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LanguageHead, States
 from prb_jax.models.model import bind
-from prb_jax.models.readouts.heads import read_out
+from prb_jax.models.readouts.rules import read_out
 from prb_jax.trees.streams import StreamBatch
 
 

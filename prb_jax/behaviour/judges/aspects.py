@@ -22,7 +22,7 @@ from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.prompt_extras import ASPECT_RUNS, asked_digest
 from prb_jax.scoring.remote.endpoint import REPLIES
 from prb_jax.scoring.remote.options import EndpointOptions
-from prb_jax.scoring.run import computing_versions
+from prb_jax.version import computing_versions
 
 INSTRUCTION = (
     "Do not answer yet. What does this user want from an answer to this question? Infer it from what you know of the "

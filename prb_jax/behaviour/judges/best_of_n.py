@@ -9,7 +9,7 @@ curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
@@ -26,20 +26,22 @@ from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process
-from prb_jax.platform.storage.urls import shown
 from prb_jax.records.writing import whole_file, writing
 from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
-from prb_jax.scoring import Scorer
 from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.remote.endpoint import REPLIES
-from prb_jax.scoring.run import check_same_choices, computing_versions
+from prb_jax.scoring.run import check_same_choices
+from prb_jax.scoring.scorer import Scorer
+from prb_jax.text.view import ViewOptions
+from prb_jax.version import computing_versions
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
@@ -154,7 +156,8 @@ def best_of_n(
     run = drawn.run
     qualities = _read_qualities(quality, drawn.prompts) if quality.endswith((".jsonl", ".json")) else None
     computed = qualities is None and quality != REFERENCE
-    view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
+    options = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+    view = asdict(options)
     names = list(dict.fromkeys([*rewards, quality] if computed else rewards))
     if judge is not None and not any(map(is_judge, names)):
         raise RunError(
@@ -184,7 +187,7 @@ def best_of_n(
     rewards, quality = shown(list(rewards)), shown(quality)
     with RUNS.open_together(path, decided, notes={"samples": str(samples)}) as opened:
         for name, scorer in scorers.items():
-            _score(opened.file, name, scorer, drawn.prompts, view=view, progress=progress)
+            _score(opened.file, name, scorer, drawn.prompts, options, progress=progress)
 
         def finish() -> dict[str, Any]:
             keys = [(name, prompt.id) for name in scorers for prompt in drawn.prompts]
@@ -303,19 +306,21 @@ def _readable(
 def _score(
     file: RowFile,
     name: str,
-    scorer: Any,
+    scorer: Scorer,
     prompts: Sequence[Candidates],
+    options: ViewOptions,
     *,
-    view: Mapping[str, Any],
     progress: bool,
 ) -> None:
     """Score the missing prompts; every batch is on disk before the next one is waited for."""
+    chosen = scorer.choose_view(options)
+    chosen.warn(str(scorer.identity()["name"]))
     known = [(name, prompt.id) in file.rows for prompt in prompts]
     with show_progress(name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress) as display:
         for batch in scorer.stream(
             [prompt.comparison for prompt in prompts],
+            view=chosen.view,
             skip=lambda indices: all(known[index] for index in indices),
-            **view,
         ):
             rows: list[Row] = []
             for index, scores in zip(batch.indices, batch.scores, strict=True):

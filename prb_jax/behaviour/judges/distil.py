@@ -18,7 +18,7 @@ import numpy as np
 from prb_jax.behaviour.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from prb_jax.records.writing import json_line, refuse_file, write_json, write_once
 from prb_jax.runs import command_line
 from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs

@@ -16,9 +16,10 @@ from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.errors import PrbWarning
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import refuse_together
+from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
-from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
+from prb_jax.scoring.prompt_extras import ORACLE, add_prompt_extras
 from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
 from prb_jax.scoring.remote.options import KEY, EndpointOptions
 from prb_jax.scoring.run import check_same_choices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -20,6 +20,8 @@ from prb_jax.records.schema import check_schema
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.remote.endpoint import Endpoint, Reply
+from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
+from prb_jax.text.view import ChosenView, View, ViewOptions
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
@@ -122,7 +124,7 @@ class JudgeProtocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeScorer:
+class JudgeScorer(Scorer):
     """A judge as a scorer.
 
     With a folder it is what `prb_jax.evaluate` takes, and its judgements are kept there. Without one it is a reward: it
@@ -136,6 +138,14 @@ class JudgeScorer:
     # that is asked, so that one process alone asks; None for a model on this machine
     endpoint: Endpoint | None = None
     name: str | None = None  # in tables; that of the model if not given
+
+    uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length")
+    has_prompt: ClassVar[bool] = True
+
+    @property
+    def decided(self) -> str:
+        """Why it has no other options."""
+        return "a judge is asked about one comparison at a time"
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:
@@ -160,26 +170,48 @@ class JudgeScorer:
         """Return the same judge, whose judgements are kept in another folder."""
         return replace(self, folder=folder)
 
+    def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
+        """Return whether posts are in a prompt, which names no user."""
+        return view.profile_posts > 0 and any(one.profile for one in comparisons)
+
+    def choose_view(self, options: ViewOptions) -> ChosenView:
+        """Return the view; a reward shows as many posts as it was opened with, if the caller asks for none.
+
+        Raises:
+          RunError: for a reward, an option is set that judges do not have.
+        """
+        if self.folder is not None:
+            return super().choose_view(options)
+        if options.protocol not in (None, TextProtocol.DEFAULT):
+            found = quote(options.protocol)
+            raise RunError(f"protocol: a judge has prompts of its own: leave it out, found {found}")
+        if options.max_length is not None and not self.has_max_length:
+            raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
+        posts = self.posts if options.profile_posts is None else options.profile_posts
+        return ChosenView(View(posts, max_length=options.max_length))
+
     def stream(
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int | None,
-        skip: Callable[[Sequence[int]], bool],
-        protocol: str | None = None,
-        max_length: int | None = None,
+        view: View | None = None,
+        skip: Skip = skip_nothing,
+        **_: Any,
     ) -> Iterator[ScoredBatch]:
         """Judge every comparison once, some at a time; a judgement that is kept is on disk before its scores are given.
 
         Raises:
           DataError: a comparison that does not fit, or has no rubric where one is asked for.
-          RunError: an endpoint refuses, is down, or answers with something malformed; posts are asked of a judge that
-            has no place for them; or, for a reward, an option is set that judges do not have. A reward has given
-            the scores of all comparisons before the one that cannot be rated.
+          RunError: an endpoint refuses, is down, or answers with something malformed; or posts are asked of a judge
+            that has no place for them. A reward has given the scores of all comparisons before the one that cannot be
+            rated.
         """
-        posts = self.posts if profile_posts is None else profile_posts
+        view = view or self.choose_view(ViewOptions()).view
+        posts = view.profile_posts
         if self.folder is None:
-            judge = self._as_reward(protocol, max_length)
+            judge: Any = self.protocol
+            if view.max_length is not None:
+                judge = replace(judge, model=replace(judge.model, max_length=view.max_length))
             firsts = [0] * len(comparisons)
             kept = contextlib.nullcontext()
         else:
@@ -227,16 +259,6 @@ class JudgeScorer:
                     # One after the other, so that the one at fault is known; replies that came are kept.
                     for index in indices:
                         yield judged([index])
-
-    def _as_reward(self, protocol: str | None, max_length: int | None) -> JudgeProtocol:
-        if protocol not in (None, TextProtocol.DEFAULT):
-            raise RunError(f"protocol: a judge has prompts of its own: leave it out, found {quote(protocol)}")
-        judge: Any = self.protocol
-        if max_length is None:
-            return judge
-        if not self.has_max_length:
-            raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
-        return replace(judge, model=replace(judge.model, max_length=max_length))
 
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,19 +18,17 @@ from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import PrbError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import is_personalised
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.options import flat_settings, options_of
+from prb_jax.records.options import flat_settings, from_flat, options_of
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring import AdaptsToUsers, Scorer
-from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
+from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.remote import is_class_server, is_url
 from prb_jax.scoring.remote.endpoint import REPLIES
-from prb_jax.scoring.remote.score_server import ClassServer, RemoteScorer, open_remote
-
-_VIEW = ("profile_posts", "protocol", "max_length")
+from prb_jax.scoring.remote.score_server import ClassServer, open_remote
+from prb_jax.scoring.scorer import Scorer
+from prb_jax.text.view import View, ViewOptions
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,16 @@ class Reward:
         self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any], *, by_name: bool = True
     ) -> None:
         self.scorer, self.settings, self._facts, self.by_name = scorer, settings, facts, by_name
-        self._view = {name: getattr(settings, name) for name in _VIEW}
+
+    @cached_property
+    def _view(self) -> View | None:
+        """What the settings say that the reward is shown; None for its own view."""
+        asked = from_flat(ViewOptions, vars(self.settings))
+        if asked == ViewOptions():
+            return None
+        chosen = self.scorer.choose_view(asked)
+        chosen.warn(self.name)
+        return chosen.view
 
     @property
     def name(self) -> str:
@@ -71,7 +79,7 @@ class Reward:
         of a class server the template is known here at most.
         """
         scorer, kinds = self.scorer, set[str]()
-        if isinstance(scorer, RemoteScorer | PlainScorer):
+        if not (scorer.uses or scorer.adapts):
             return kinds
         if isinstance(scorer, ClassServer):
             return {"class server"}
@@ -81,12 +89,12 @@ class Reward:
             return kinds | ({"cut judge"} if scorer.endpoint is None and scorer.has_max_length else set())
         fitted = isinstance(scorer, PersonalisedModel)
         kinds |= set() if fitted else {"model"}
-        kinds |= {"adapts"} if fitted or isinstance(scorer, AdaptsToUsers) else set()
+        kinds |= {"adapts"} if scorer.adapts else set()
         return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of whom it knows nothing; of a reward that learns no users nobody."""
-        return self.scorer.unknown(comparisons) if isinstance(self.scorer, AdaptsToUsers) else set()
+        return (self.scorer.unknown(comparisons) or set()) if self.scorer.adapts else set()
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the scores, JSON-ready, without a name where there is more."""
@@ -130,10 +138,7 @@ class Reward:
             return values.tolist(), failed
 
         # A function and a server are asked by the first of several processes, a model on their devices by all together.
-        alone = (
-            isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
-            or "judge elsewhere" in self.kinds
-        )
+        alone = not self.scorer.has_weights or "judge elsewhere" in self.kinds
         scores, failed = on_first_process(fill) if alone else fill()
         scaled = np.asarray(scores) * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
@@ -159,7 +164,7 @@ class Reward:
             problem: Exception | None = None
             try:
                 asked = [asks[place].comparison for place in order]
-                for batch in self.scorer.stream(asked, skip=lambda indices: False, **self._view):
+                for batch in self.scorer.stream(asked, view=self._view):
                     scored += zip(batch.indices, batch.scores, strict=True)
             except Exception as error:
                 problem = error
@@ -223,7 +228,7 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     elif isinstance(model, str | Path) and not has_no_weights(model):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
     history = None
-    if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
+    if scoring.history is not None and (is_personalised(opened) or getattr(opened, "adapts", False)):
         history = read_history(scoring.history.split(","))
     scorer = open_scorer(cast(Model, opened), options, recorded=True, history=history)
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:

@@ -20,7 +20,7 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readouts.heads import choose_readout
+from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import is_pointwise, make_score_fn
 from prb_jax.platform.sharding import check_heads, mesh_shape
 from prb_jax.training import PASSES, Tuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, PrbWarning, quote
 from prb_jax.models import ATTENTIONS
-from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import sequence_parts
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.seams import BUILTIN, get
 from prb_jax.trees.packing import StreamOptions, for_kernel, with_key_layout
-from prb_jax.trees.stream_tables import KeyLayout, KeyTable, StepTable
+from prb_jax.trees.stream_tables import BlockTable, KeyLayout
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -33,6 +33,7 @@ Table = Literal["blocks", "steps", "keys"]
 class StreamAttention:
     """An implementation of attention over packed streams: its name, and how streams are laid out for it.
 
+    The XLA program is here; kernels are found by the platform that has them, as `attention` of `prb_jax.seams`.
     The tables of a batch say which implementation computes it: see :func:`attend_streams`.
     """
 
@@ -41,6 +42,8 @@ class StreamAttention:
     parts: int = 1  # into which a mesh's axis `sequence` splits the queries of a stream
     one_length: bool = True  # no stream is made shorter where it is less full than others: compiling is dear
     refused: str | None = None  # why it is not the kernel that the machine has, where it has one
+    refusal: Callable[..., str | None] | None = field(default=None, compare=False, repr=False)
+    """Of a kernel: takes the configuration, mesh, dtype and trained, and returns why it does not compute this model."""
 
     def shaped(self, options: StreamOptions) -> StreamOptions:
         """Return the options as the implementation needs them; tables of keys have room for any conversation."""
@@ -80,28 +83,12 @@ def choose_attention(
     if wanted not in ATTENTIONS:
         raise CheckpointError(f"attention: expected {' or '.join(ATTENTIONS)}, found {quote(wanted)}")
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    parts, refused, kernel = sequence_parts(mesh), None, None
-    if dtype == jnp.bfloat16 and wanted == "auto":
-        if platform == "tpu":
-            kernel = StreamAttention("kernel (Pallas) over packed streams", "steps", parts)
-        elif platform == "gpu":
-            from prb_jax.models.attention.cudnn import cudnn_refusal
-
-            kernel = StreamAttention("cuDNN over packed streams", "keys", parts)
-            if reason := cudnn_refusal(config, mesh=mesh, dtype=dtype, trained=trained):
-                refused = f"cuDNN does not take this model ({reason})"
-    if kernel is not None:
-        refused = refused or kernel_fault(
-            kernel.name,
-            attend_streams,
-            replace(kernel, parts=1).shaped,
-            mesh=mesh,
-            group=config.num_attention_heads // config.num_key_value_heads,
-            head_dim=config.head_dim,
-            takes_softcap=kernel.table == "steps",
-        )
+    parts, refused = sequence_parts(mesh), None
+    if dtype == jnp.bfloat16 and wanted == "auto" and platform in BUILTIN["attention"]:
+        kernel = get("attention", platform).value
+        refused = kernel.refusal(config, mesh=mesh, dtype=dtype, trained=trained)
         if refused is None:
-            return kernel
+            return replace(kernel, parts=parts)
     on_cpu = platform == "cpu"
     name = "block-wise XLA over packed streams" + ("" if on_cpu else ", many blocks at a time")
     if refused is not None:
@@ -119,10 +106,7 @@ def attend_streams(
 ) -> jax.Array:
     """As :func:`prb_jax.models.attention.streams.stream_attention`, by the implementation for which the streams were
     laid out."""
-    attend: Attention = stream_attention
-    if isinstance(batch.blocks, StepTable):
-        # Only here: what kernels import takes a while, and is for machines that have them.
-        from prb_jax.models.attention.stream_kernel import kernel_attention as attend
-    elif isinstance(batch.blocks, KeyTable):
-        from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
+    table = type(batch.blocks)
+    # Only here: what kernels import takes a while, and is for machines that have them.
+    attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
     return attend(q, k, v, batch=batch, mesh=mesh, **options)

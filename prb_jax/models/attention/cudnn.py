@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one, sequence_parts
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
@@ -107,6 +109,18 @@ def cudnn_refusal(
         jnp.dtype(dtype).name,
         trained,
     )
+
+
+def _not_taken(
+    config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, trained: bool = False
+) -> str | None:
+    """As :func:`cudnn_refusal`, for the user; also where the numbers are wrong."""
+    if reason := cudnn_refusal(config, mesh=mesh, dtype=dtype, trained=trained):
+        return f"cuDNN does not take this model ({reason})"
+    return kernel_fault(CUDNN, cudnn_stream_attention, config, mesh=mesh, takes_softcap=False)
+
+
+CUDNN = StreamAttention("cuDNN over packed streams", "keys", refusal=_not_taken)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError
+from prb_jax.models.attention.choice import Attention, StreamAttention
 from prb_jax.models.attention.streams import stream_attention
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.processes.sharing import gather_int32
 from prb_jax.records.reading import read_json
 from prb_jax.records.writing import write_json
@@ -33,18 +34,13 @@ _TOKENS, _LONGEST, _WINDOW, _SOFTCAP = 2048, 900, 300, 20.0
 _COMPUTING = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 _OF_XLA = 2.0  # times the difference of the XLA program in bfloat16 from that in float32
 
-Attend = Callable[..., jax.Array]
-"""Of q, k and v, with a batch, a window and a softcap."""
-
 
 def kernel_fault(
-    name: str,
-    attend: Attend,
-    shaped: Callable[[StreamOptions], StreamOptions],
+    kernel: StreamAttention,
+    attend: Attention,
+    config: DecoderConfig,
     *,
     mesh: Mesh | None,
-    group: int,
-    head_dim: int,
     takes_softcap: bool = True,
 ) -> str | None:
     """Return why a kernel is not to be used on the devices of this process, or None where its numbers are right.
@@ -52,19 +48,19 @@ def kernel_fault(
     A program that is only compiled for devices that are elsewhere has no devices here, and nothing is computed for it.
 
     Args:
-        name: of the kernel.
+        kernel: says how streams are laid out for it.
         attend: computes it on one device.
-        shaped: gives options of streams as it needs them.
+        config: the model, whose heads are of the same sizes.
         mesh: devices; None for the process's own.
-        group: query heads of a kv head.
-        head_dim: numbers of a head.
         takes_softcap: the kernel knows softcaps.
     """
     devices = jax.local_devices() if mesh is None else [d for d in mesh.devices.flat if is_here(d)]
     if not devices:
         return None
-    options = shaped(StreamOptions(_TOKENS, window=_WINDOW))
-    return _agreed(name, attend, options, devices[0], group, head_dim, _SOFTCAP if takes_softcap else None)
+    options = kernel.shaped(StreamOptions(_TOKENS, window=_WINDOW))
+    group = config.num_attention_heads // config.num_key_value_heads
+    softcap = _SOFTCAP if takes_softcap else None
+    return _agreed(kernel.name, attend, options, devices[0], group, config.head_dim, softcap)
 
 
 def is_here(device: Any) -> bool:
@@ -74,7 +70,7 @@ def is_here(device: Any) -> bool:
 
 
 @functools.cache
-def _agreed(name: str, attend: Attend, options: StreamOptions, device: Any, *sizes: Any) -> str | None:
+def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *sizes: Any) -> str | None:
     """As :func:`kernel_fault`, the same in all processes; a collective."""
     group, head_dim, softcap = sizes
     numbers = [
@@ -100,7 +96,7 @@ def _agreed(name: str, attend: Attend, options: StreamOptions, device: Any, *siz
 
 
 def compare(
-    attend: Attend, options: StreamOptions, *, group: int, head_dim: int, softcap: float | None
+    attend: Attention, options: StreamOptions, *, group: int, head_dim: int, softcap: float | None
 ) -> tuple[float, float]:
     """Return the difference of a kernel in bfloat16 from the XLA program in float32, and the most that it may be.
 
@@ -109,7 +105,7 @@ def compare(
     """
     trees, shape = _trees(), StreamShape(options.tokens, 16)
 
-    def computed(attend: Attend, dtype: Any, options: StreamOptions) -> list[np.ndarray]:
+    def computed(attend: Attention, dtype: Any, options: StreamOptions) -> list[np.ndarray]:
         (packed,) = pack_streams(trees, shape, options)
         batch = make_stream_batch(trees, packed, options)
         return [
@@ -128,7 +124,7 @@ def compare(
 
 
 def _both_passes(
-    attend: Attend, dtype: Any, batch: StreamBatch, group: int, head_dim: int, softcap: float | None
+    attend: Attention, dtype: Any, batch: StreamBatch, group: int, head_dim: int, softcap: float | None
 ) -> Any:
     """The output without and with a window and a softcap, and the gradients by q, k and v."""
     rng, tokens = np.random.default_rng(0), batch.tokens.shape[1]

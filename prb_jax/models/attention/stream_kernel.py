@@ -26,6 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one, sequence_parts
 from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
 from prb_jax.models.layers import product, soft_capped
@@ -85,6 +87,13 @@ def kernel_attention(
 
     of_keys = [jnp.asarray(x)[:, None] for x in (batch.until, batch.positions)]
     return one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
+
+
+KERNEL = StreamAttention(
+    "kernel (Pallas) over packed streams",
+    "steps",
+    refusal=lambda config, *, mesh, **_: kernel_fault(KERNEL, kernel_attention, config, mesh=mesh),
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
 
 from prb_jax.models.config.decoder import DecoderConfig, WeightLayout
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
 from prb_jax.models.model import abstract_model
 from prb_jax.models.parameter import Path, parameters
@@ -41,17 +40,9 @@ _IGNORED = (
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
-_IGNORED_BY_ENCODERS = (
-    (r"(.*\.)?position_ids", "counts the positions"),
-    (r"(bert\.)?pooler\..*", "pooler, not used for embeddings"),
-    (
-        r"(cls|lm_predictions|mask_predictions|classifier)\..*",
-        "head of another task, not used for embeddings",
-    ),
-)
-_UNUSED_POSITIONS = (
-    (r"(deberta\.)?embeddings\.position_embeddings\.weight", "config.json says that there are no absolute positions"),
-)  # fmt: skip
+
+if TYPE_CHECKING:
+    from prb_jax.models.model import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +84,16 @@ class LeafMap:
         return tuple(self.key.format(layer=layer) for layer in range(self.shape[0]))
 
 
-def leaf_maps(config: DecoderConfig | EncoderConfig) -> tuple[LeafMap, ...]:
+def leaf_maps(config: Config) -> tuple[LeafMap, ...]:
     """Every leaf of the parameter tree that ``config`` describes, in the order of the forward pass."""
     return tuple(_leaf(path, variable, config) for path, variable in parameters(abstract_model(config)))
 
 
-def _leaf(path: Path, variable: nnx.Variable[Any], config: DecoderConfig | EncoderConfig) -> LeafMap:
+def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
     """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
     key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
     if variable.get_metadata("in_body"):
-        if isinstance(config, EncoderConfig):
+        if not isinstance(config, DecoderConfig):
             prefix, layers = config.prefix, "encoder.layer"
         else:
             module, tensor = key.rsplit(".", 1)
@@ -141,14 +132,9 @@ def _module(layout: WeightLayout, name: str) -> str:
     return _INTERNLM2.get(name, name) if layout.style == "internlm2" else name
 
 
-def ignored_reason(key: str, config: DecoderConfig | EncoderConfig) -> str | None:
+def ignored_reason(key: str, config: Config) -> str | None:
     """Why a tensor that fills no leaf may be left aside, or None if it may not."""
-    if isinstance(config, EncoderConfig):
-        known = (
-            _IGNORED_BY_ENCODERS if config.absolute_positions else _UNUSED_POSITIONS + _IGNORED_BY_ENCODERS
-        )
-    else:
-        known = _IGNORED + config.layout.ignored
+    known = _IGNORED + config.layout.ignored if isinstance(config, DecoderConfig) else config.ignored
     return next((reason for pattern, reason in known if re.fullmatch(pattern, key)), None)
 
 

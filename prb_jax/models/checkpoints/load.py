@@ -13,28 +13,26 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from prb_jax.errors import CheckpointError, MeshError, short_repr
-from prb_jax.models.checkpoints.fill import fill_leaf, fill_quantized, parts_by_bounds
+from prb_jax.models.checkpoints.fill import fill_leaf, parts_by_bounds
 from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.models.checkpoints.locate import check_exported
 from prb_jax.models.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
-from prb_jax.models.model import parameter_shardings
-from prb_jax.models.quantization import Form, quantization_form
-from prb_jax.platform.sharding import check_heads
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.seams import get
 
-_WORDS = "embeddings.word_embeddings.weight"
-_PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta.")}
+if TYPE_CHECKING:
+    from prb_jax.models.model import Config
+    from prb_jax.models.quantization import Form
 
 # Readers wait for the storage, so there may be more of them than cores.
 _READERS = 8
@@ -79,7 +77,9 @@ class _Held:
 
     def form_of(self, leaf: LeafMap) -> Form | None:
         """The form of a matrix that is quantised."""
-        return quantization_form(self.quantize) if self.quantize is not None and leaf.quantisable else None
+        if self.quantize is None or not leaf.quantisable:
+            return None
+        return get("quantisation", "form").value(self.quantize)
 
     def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
@@ -109,7 +109,7 @@ def _scale_path(leaf: LeafMap, form: Form) -> tuple[str, ...]:
 
 
 def abstract_params(
-    config: DecoderConfig | EncoderConfig,
+    config: Config,
     *,
     dtype: DTypeLike = jnp.float32,
     head_dtype: DTypeLike | None = None,
@@ -123,7 +123,7 @@ def abstract_params(
 
 def inspect_checkpoint(
     folder: str | Path,
-    config: DecoderConfig | EncoderConfig,
+    config: Config,
     *,
     dtype: DTypeLike = jnp.float32,
     head_dtype: DTypeLike | None = None,
@@ -138,7 +138,7 @@ def inspect_checkpoint(
 
 def load_params(
     folder: str | Path,
-    config: DecoderConfig | EncoderConfig,
+    config: Config,
     *,
     dtype: DTypeLike = jnp.float32,
     shardings: Mapping[str, Any] | Sharding | None = None,
@@ -194,7 +194,7 @@ def load_params(
                 loaded[leaf.path] = fill_leaf(leaf, shapes[leaf.path][1], **given)
                 continue
             scales = _scale_path(leaf, form)
-            loaded[leaf.path], loaded[scales] = fill_quantized(
+            loaded[leaf.path], loaded[scales] = get("quantisation", "fill").value(
                 leaf, form, scale_sharding=chosen[scales], **given
             )
         checked.result()
@@ -203,7 +203,7 @@ def load_params(
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
 
-def _index(folder: str | Path, config: DecoderConfig | EncoderConfig) -> WeightIndex:
+def _index(folder: str | Path, config: Config) -> WeightIndex:
     side_files = config.layout.side_files if isinstance(config, DecoderConfig) else ()
     return index_folder(folder, side_files=side_files)
 
@@ -253,56 +253,3 @@ def _report(index: WeightIndex, match: Match, held: _Held) -> LoadReport:
         bytes_unquantized=replace(held, quantize=None).bytes_of(match.leaves),
         bytes_held=held.bytes_of(match.leaves),
     )
-
-
-@dataclass(frozen=True)
-class EncoderFolder:
-    """The checkpoint of an encoder, whose tensors are those of its configuration."""
-
-    folder: Path
-    config: EncoderConfig
-
-    @property
-    def report(self) -> LoadReport:
-        """What will be read, from the headers alone."""
-        return inspect_checkpoint(self.folder, self.config)
-
-
-def open_encoder(folder: str | Path) -> EncoderFolder:
-    """The encoder in a folder, without a head; headers of weights are read, and no weights.
-
-    Raises:
-      CheckpointError: ``config.json`` is not one of an encoder known here, or a tensor is missing, has no
-        place, has another shape, or is not floating-point.
-    """
-    folder = Path(folder)
-    config = parse_encoder_config(read_raw_config(folder), where=str(folder / "config.json"))
-    return match_encoder(index_folder(folder), config)
-
-
-def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
-    """Pair the tensors of a folder with the leaves of a configuration; errors as of :func:`open_encoder`."""
-    prefix = next((p for p in _PREFIXES[config.model_type] if p + _WORDS in index.tensors), "")
-    # TensorFlow's names, in files converted from its checkpoints.
-    old = f"{prefix}embeddings.LayerNorm.gamma" in index.tensors
-    config = replace(config, prefix=prefix, norm_names=("gamma", "beta") if old else ("weight", "bias"))
-    match_tensors(index, config)
-    return EncoderFolder(index.folder, config)
-
-
-def load_encoder_params(
-    opened: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
-) -> LoadedParams:
-    """The weights, split over ``mesh`` by :func:`encoder_shardings`; errors as of :func:`load_params`."""
-    shardings = encoder_shardings(opened.config, mesh)
-    return load_params(opened.folder, opened.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
-
-
-def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
-    """NamedSharding for every parameter, as they declare it.
-
-    Raises:
-      MeshError: a mesh axis does not divide what it splits.
-    """
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_attention_heads)
-    return parameter_shardings(abstract_params(config), mesh, config=config)

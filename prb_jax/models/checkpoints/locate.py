@@ -9,8 +9,8 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, first_line, quote
 from prb_jax.models.checkpoints.weight_file import read_header
+from prb_jax.platform.paths import localised, shown
 from prb_jax.platform.processes.sharing import process_count, process_index
-from prb_jax.platform.storage.urls import localised, shown
 from prb_jax.records.digests import check_digests
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from prb_jax.models.checkpoints.hf_map import LeafMap, ignored_reason, leaf_maps
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import HEAD_KEY, OUTPUT_EMBEDDING_KEY
+
+if TYPE_CHECKING:
+    from prb_jax.models.model import Config
 
 # Substrings of the names that other training frameworks give their reward heads.
 _HEAD_NAMES = (
@@ -36,7 +39,7 @@ class Match:
     ignored: Mapping[str, str]  # the other tensors' names, each with the reason
 
 
-def match_tensors(index: WeightIndex, config: DecoderConfig | EncoderConfig, *, head: bool = True) -> Match:
+def match_tensors(index: WeightIndex, config: Config, *, head: bool = True) -> Match:
     """Pair the tensors of a folder with the leaves of the parameter tree; without ``head`` a stored one is left aside.
 
     Raises:
@@ -121,7 +124,7 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
     )
 
 
-def _check_tensor(tensor: TensorInfo, leaf: LeafMap, config: DecoderConfig | EncoderConfig) -> None:
+def _check_tensor(tensor: TensorInfo, leaf: LeafMap, config: Config) -> None:
     if tensor.dtype not in FLOAT_DTYPES:
         raise CheckpointError(
             f"{tensor.path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype} "

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.checkpoints.hf_map import flatten, leaf_maps
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
+
+if TYPE_CHECKING:
+    from prb_jax.models.model import Config
 
 LARGEST: Final = 1e18
 """Activations of about the size of larger weights overflow where a norm squares them in float32."""
 
 
-def explain_scores(params: Params, config: DecoderConfig | EncoderConfig) -> str:
+def explain_scores(params: Params, config: Config) -> str:
     """Return in words which weights may be why the scores of a model cannot be used.
 
     It is the first tensor of the forward pass that is out of range, or else the one with the largest weight. Of several

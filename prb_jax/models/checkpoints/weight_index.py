@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TORCH_SUFFIXES, TensorInfo, read_tensors
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
 from prb_jax.records.reading import read_object
+from prb_jax.seams import BUILTIN
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
-_PICKLE_SUFFIXES = (*TORCH_SUFFIXES, ".pkl", ".ckpt")
+_PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
@@ -83,7 +84,7 @@ def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
     others = [
         path
         for path in sorted(folder.iterdir())
-        if path.suffix in TORCH_SUFFIXES and path.name not in (*_NOT_WEIGHTS, *side_files)
+        if path.suffix in BUILTIN["weights"] and path.name not in (*_NOT_WEIGHTS, *side_files)
     ]
     if len(others) == 1 and "adapter" not in others[0].name:
         return WeightIndex(folder, (others[0],), read_tensors(others[0]))

@@ -12,11 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prb_jax.errors import CheckpointError, short_repr
+from prb_jax.models.config.families import ENCODERS
 from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, WITHOUT_EFFECT, FieldReader
 from prb_jax.models.head import Head
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 
-MODEL_TYPES = ("bert", "deberta-v2")  # values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2
+_IGNORED = (
+    (r"(.*\.)?position_ids", "counts the positions"),
+    (r"(bert\.)?pooler\..*", "pooler, not used for embeddings"),
+    (
+        r"(cls|lm_predictions|mask_predictions|classifier)\..*",
+        "head of another task, not used for embeddings",
+    ),
+)
+_UNUSED_POSITIONS = (
+    (r"(deberta\.)?embeddings\.position_embeddings\.weight", "config.json says that there are no absolute positions"),
+)  # fmt: skip
 
 # Fields that cannot change an embedding: dropout, and what BERT's config keeps of other tasks.
 _OTHER_TASKS = """
@@ -87,29 +98,15 @@ class EncoderConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def ignored(self) -> tuple[tuple[str, str], ...]:
+        """Patterns of the tensors that fill no parameter, each with the reason why."""
+        return _IGNORED if self.absolute_positions else _UNUSED_POSITIONS + _IGNORED
+
+    @property
     def flops_per_token(self) -> float:
         """Twice the weights of all layers' matrices."""
         width = self.hidden_size
         return 4.0 * self.num_hidden_layers * width * (2 * width + self.intermediate_size)
-
-
-def is_encoder(raw: Mapping[str, Any]) -> bool:
-    """Whether a raw ``config.json`` is one of an encoder that :func:`parse_encoder_config` knows."""
-    return raw.get("model_type") in MODEL_TYPES
-
-
-def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
-    """For what needs a decoder: training, conversion.
-
-    Raises:
-      CheckpointError: the raw ``config.json`` is that of an encoder.
-    """
-    if is_encoder(raw):
-        named = raw.get("architectures") or [raw["model_type"]]
-        raise CheckpointError(
-            f"{where}: '{named[0]}' is an encoder, which this command cannot use: `prb evaluate` scores with those "
-            "that have a known head, and `prb rank-profiles` ranks with those of single texts"
-        )
 
 
 def refuse_for_encoder(where: str, **options: object) -> None:
@@ -142,8 +139,8 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
     """
     fields = FieldReader(raw, where)
     model_type = fields.text("model_type")
-    if model_type not in MODEL_TYPES:
-        raise fields.error("model_type", f"an encoder, one of {', '.join(MODEL_TYPES)}")
+    if model_type not in ENCODERS:
+        raise fields.error("model_type", f"an encoder, one of {', '.join(ENCODERS)}")
     fields.refuse_unless(_ONLY_NEUTRAL)
     bert = model_type == "bert"
     hidden_size = fields.integer("hidden_size")

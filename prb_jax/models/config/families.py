@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from prb_jax.errors import CheckpointError
+
+ENCODERS = ("bert", "deberta-v2")
+"""Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
+:mod:`prb_jax.seams`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -85,3 +91,22 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+
+
+def is_encoder(raw: Mapping[str, Any]) -> bool:
+    """Whether a raw ``config.json`` is one of an encoder known here."""
+    return raw.get("model_type") in ENCODERS
+
+
+def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
+    """For what needs a decoder: training, conversion.
+
+    Raises:
+      CheckpointError: the raw ``config.json`` is that of an encoder.
+    """
+    if is_encoder(raw):
+        named = raw.get("architectures") or [raw["model_type"]]
+        raise CheckpointError(
+            f"{where}: '{named[0]}' is an encoder, which this command cannot use: `prb evaluate` scores with those "
+            "that have a known head, and `prb rank-profiles` ranks with those of single texts"
+        )

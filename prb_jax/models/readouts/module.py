@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,19 @@ from jax.typing import DTypeLike
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.model import HeadedDecoder, HeadedEncoder, add_beside
+from prb_jax.models.model import HeadedDecoder, add_beside
 from prb_jax.models.parameter import arrays
-from prb_jax.models.readouts.score_pairs import pair_rewards
 from prb_jax.models.readouts.score_tree import stream_rewards
 from prb_jax.platform.sharding import mesh_shape, on_any_mesh
+from prb_jax.seams import get
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.sequences import SequenceBatch
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.models.model import Config
+    from prb_jax.models.readouts.pair_model import PairRewardModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Program:
     dtype: jnp.dtype  # of activations
     readout: (
         str | None
-    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.heads`
+    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.rules`
     attention: StreamAttention | None = None  # over packed streams; None for an encoder
 
 
@@ -139,7 +141,7 @@ class RewardModule(HeadedDecoder):
     def _plain(self, tokens: jax.Array, *, every: bool) -> StreamBatch:
         """Streams of one conversation each, which is as long as the stream; `every` token is read, or the first."""
         attention, (rows, length) = self.program.attention, tokens.shape
-        _check_length(self.config, length)
+        check_length(self.config, length)
         assert attention is not None
         streams = round_up(rows, mesh_shape(self.program.mesh).batch_shards)
         options = StreamOptions(
@@ -159,49 +161,19 @@ class RewardModule(HeadedDecoder):
         return replace(batch, tokens=padded, reads=places, ends=places)
 
 
-class PairRewardModule(HeadedEncoder):
-    """A reward model that is an encoder with a head; arguments are those of :class:`RewardModule`."""
-
-    def __init__(
-        self,
-        config: EncoderConfig,
-        *,
-        program: Program,
-        layers: frozenset[str] = frozenset(),
-        rngs: nnx.Rngs,
-        dtype: DTypeLike = jnp.float32,
-    ) -> None:
-        super().__init__(config, rngs=rngs, dtype=dtype)
-        self.program = program
-
-    def __call__(self, batch: SequenceBatch) -> jax.Array:
-        """Return the rewards float32 [B, K] of a batch of `RewardModel.batch`."""
-        program = self.program
-        run = functools.partial(
-            pair_rewards, config=self.config, mesh=program.mesh, dtype=program.dtype, readout=program.readout
-        )
-        return on_any_mesh(run, program.mesh)(arrays(self), batch)
-
-    def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Return the rewards float32 [B] of pairs of prompt and response, as :meth:`RewardModule.score_tokens`."""
-        tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
-        _check_length(self.config, tokens.shape[1])
-        more = -len(lengths) % mesh_shape(self.program.mesh).batch_shards
-        padded = SequenceBatch(jnp.pad(tokens, ((0, more), (0, 0))), jnp.pad(lengths, (0, more)))
-        rewards = self(padded)[: len(lengths)]
-        return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
-
-
-def _check_length(config: DecoderConfig | EncoderConfig, length: int) -> None:
+def check_length(config: Config, length: int) -> None:
+    """Raise ValueError for rows of more tokens than a model has positions."""
     if length > config.max_position_embeddings:
         raise ValueError(f"tokens: expected at most {config.max_position_embeddings} a row, found {length}")
 
 
 def reward_module(
-    config: DecoderConfig | EncoderConfig, params: Mapping[str, Any], program: Program
+    config: Config, params: Mapping[str, Any], program: Program
 ) -> RewardModule | PairRewardModule:
     """Return the module of a reward model around its arrays."""
-    kind: Any = PairRewardModule if isinstance(config, EncoderConfig) else RewardModule
-    layers = frozenset(params["layers"])
-    abstract = nnx.eval_shape(lambda: kind(config, program=program, layers=layers, rngs=nnx.Rngs(0)))
+    if isinstance(config, DecoderConfig):
+        make: Any = functools.partial(RewardModule, config, layers=frozenset(params["layers"]))
+    else:
+        make = functools.partial(get("encoder", "rewards").value, config)
+    abstract = nnx.eval_shape(lambda: make(program=program, rngs=nnx.Rngs(0)))
     return nnx.merge(nnx.graphdef(abstract), dict(params))

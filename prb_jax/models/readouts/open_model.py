@@ -5,26 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.checkpoints.load import EncoderFolder
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.checkpoints.weight_index import index_folder
-from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
-from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.decoder import parse_config, read_raw_config
+from prb_jax.models.config.families import FAMILIES, is_encoder, refuse_encoder
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.head import LanguageHead
-from prb_jax.models.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.registry import ModelRow
-from prb_jax.models.readouts.resolve import ResolvedModel, open_pair_model, resolve_model
+from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.models.readouts.row import ModelRow
+from prb_jax.models.readouts.rules import PAPER_READOUT, choose_readout
 from prb_jax.platform.sharding import make_mesh
-from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
+from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from prb_jax.models.checkpoints.encoder_folder import EncoderFolder
+    from prb_jax.models.model import Config
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
 """The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
@@ -39,7 +42,7 @@ class OpenedModel:
     body: ResolvedModel | EncoderFolder  # the decoder, or the encoder with its tensors
     row: ModelRow  # of the table of reward models
     # the rule that turns the outputs of the head into one reward, see
-    # :func:`prb_jax.models.readouts.heads.choose_readout`
+    # :func:`prb_jax.models.readouts.rules.choose_readout`
     labels: str
     # False for a head with several labels where nobody named the one that is the reward: ``labels`` is then the
     # rule of the paper protocol
@@ -51,14 +54,14 @@ class OpenedModel:
         return self.folder.name
 
     @property
-    def config(self) -> DecoderConfig | EncoderConfig:
+    def config(self) -> Config:
         """The architecture."""
         return self.body.config
 
     @property
     def decoder(self) -> ResolvedModel:
         """The body of a model that has to be a decoder; CheckpointError for an encoder."""
-        if isinstance(self.body, EncoderFolder):
+        if not isinstance(self.body, ResolvedModel):
             refuse_encoder(self.config.original, where=str(self.folder.path / "config.json"))
         assert isinstance(self.body, ResolvedModel)
         return self.body
@@ -66,7 +69,7 @@ class OpenedModel:
     @property
     def encoder(self) -> EncoderFolder:
         """The body of a model that is an encoder."""
-        assert isinstance(self.body, EncoderFolder)
+        assert not isinstance(self.body, ResolvedModel)
         return self.body
 
     @property
@@ -123,7 +126,7 @@ class OpenedModel:
 
     def pairs(self) -> PairTokenizer:
         """Load the tokenizer of an encoder."""
-        return load_pair_tokenizer(self.tokenizer_folder.path)
+        return get("encoder", "tokenizer").value(self.tokenizer_folder.path)
 
 
 def open_model(
@@ -142,11 +145,7 @@ def open_model(
     """
     folder = _located(model, options)
     if is_encoder(read_raw_config(folder.path)):
-        attention = None if options.attention == "auto" else options.attention
-        refuse_for_encoder(
-            folder.name, chat_template=options.chat_template, quantize=options.quantize, attention=attention
-        )
-        body, row, rule = open_pair_model(folder.path, readout=options.readout)
+        body, row, rule = get("encoder", "open").value(folder, options)
         named = True  # the paper protocol reads no pairs
     else:
         body = resolve_model(folder.path, name=folder.name, readout=options.readout, new_head=new_head)

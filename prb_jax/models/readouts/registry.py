@@ -6,61 +6,15 @@ code. Rows are tried in the order of the table; see :func:`prb_jax.models.readou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
 
-from prb_jax.errors import RunError, quote
-from prb_jax.models.config.decoder import STANDARD, WeightLayout
-from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
+from prb_jax.models.config.decoder import WeightLayout
+from prb_jax.models.head import LINEAR, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Pooled, Stack, Steps
-from prb_jax.seams import get_plugin, plugin_names, usable_plugins
-from prb_jax.text.template import PLAIN_RULES, TextRules
-
-RawConfig = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRow:
-    """A family of reward models."""
-
-    name: str  # for ``--readout`` and for reports
-    models: tuple[str, ...]  # hub ids; ``*`` stands for anything
-    head: Head  # the read-out, sizes not filled in
-    # names in ``architectures`` or ``auto_map`` of ``config.json``, one of which a model has; empty: any
-    classes: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # names that its checkpoint holds
-    without: tuple[str, ...] = ()  # names that its checkpoint does not hold
-    fields: tuple[str, ...] = ()  # fields of ``config.json`` that it has
-    # nothing in the checkpoint tells this read-out from another: only the hub id (or the last part of it as the
-    # folder's name) or ``--readout`` does
-    by_name: bool = False
-    layout: WeightLayout = STANDARD  # names of its tensors; the prefix is the first of ``prefixes`` that fits
-    prefixes: tuple[str, ...] = ("model.",)  # what the names of the body's tensors may start with
-    model_type: str | None = None  # of the decoder where ``config.json`` calls it by another name
-    # turns its ``config.json`` into that of the decoder
-    translate: Callable[[RawConfig], RawConfig] | None = None
-    text: TextRules = PLAIN_RULES  # rules beside the chat template
-    append_field: str | None = None  # field of ``config.json`` that replaces the id of the token to append
-    notes: tuple[str, ...] = ()  # what a user should know; shown by ``prb inspect``
-    origin: str = ""  # the package of a plug-in
-
-    def __post_init__(self) -> None:
-        for name in ("models", "classes", "tensors", "without", "fields", "prefixes", "notes"):
-            value = getattr(self, name)
-            if not (isinstance(value, tuple) and all(isinstance(text, str) for text in value)):
-                raise RunError(
-                    f"read-out {quote(self.name)}: {name}: expected a tuple of texts, found {quote(value)}"
-                )
-        if not callable(getattr(self.head, "bound", None)):
-            raise RunError(f"read-out {quote(self.name)}: head: expected a head, found {quote(self.head)}")
-
-    @property
-    def standard(self) -> bool:
-        """A ``*ForSequenceClassification`` as transformers writes it: its row only adds what is known of it."""
-        return self.head == LINEAR and not (self.classes or self.tensors or self.fields)
-
+from prb_jax.models.readouts.row import ModelRow as ModelRow
+from prb_jax.models.readouts.row import RawConfig
+from prb_jax.text.template import TextRules
 
 # The last turn's end and the assistant's header: at its first token the whole prompt has been read.
 _END_OF_PROMPT = (
@@ -368,21 +322,3 @@ REGISTRY: tuple[ModelRow, ...] = (
 )
 
 ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}
-
-
-def known_rows(asked: str = "") -> dict[str, ModelRow]:
-    """Return the rows by name: those of the table, and behind them those of plug-ins.
-
-    A plug-in that fails is left out with a warning; asked for by name it is an error.
-
-    Args:
-      asked: the row that the user names, if any.
-
-    Raises:
-      RunError: the package of the plug-in that is asked for fails, or offers something else.
-    """
-    plugins = usable_plugins("readouts", ModelRow)
-    if asked not in ROWS and asked in plugin_names("readouts"):
-        plugins.append(get_plugin("readouts", asked, ModelRow))
-    rows = {one.name: replace(one.value, name=one.name, origin=one.origin) for one in plugins}
-    return {**ROWS, **{name: row for name, row in rows.items() if name not in ROWS}}

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.hf_map import module_name
-from prb_jax.models.checkpoints.load import EncoderFolder, match_encoder
 from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.models.config.decoder import (
     STANDARD,
@@ -21,12 +20,11 @@ from prb_jax.models.config.decoder import (
     read_raw_config,
     refuse_language_model,
 )
-from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
-from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.families import FAMILIES, refuse_encoder
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
-from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
-from prb_jax.models.readouts.registry import ROWS, ModelRow, known_rows
+from prb_jax.models.readouts.row import ModelRow, known_rows
+from prb_jax.models.readouts.rules import READOUTS
 from prb_jax.seams import errors_of
 from prb_jax.text.template import PLACEHOLDERS, TextRules
 
@@ -40,7 +38,7 @@ class ResolvedModel:
 
     config: DecoderConfig  # the decoder with its head and its tensors' names
     row: ModelRow  # the row of the table that it was found by
-    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.heads.READOUTS`
+    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.rules.READOUTS`
     rule: str | None = None
     # the checkpoint's own head is left aside: the one of the configuration is yet to be made
     new_head: bool = False
@@ -50,8 +48,8 @@ class ResolvedModel:
         """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
         has rules."""
         head = self.config.head
-        if isinstance(head, Steps):
-            return f"{self.row.name}:{head.together}"
+        if together := getattr(head, "together", None):
+            return f"{self.row.name}:{together}"
         return None if isinstance(head, Linear) else self.row.name
 
     @property
@@ -96,7 +94,7 @@ def resolve_model(
     where = str(folder / "config.json")
     named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
     as_written = row is None or (row.standard and raw.get("architectures") == [named])
-    shown = row or stored.known() or ROWS["linear"]
+    shown = row or stored.known() or known_rows()["linear"]
     try:
         if as_written:
             config = parse_config(raw, where=where)
@@ -190,10 +188,9 @@ def _asked_for(readout: str) -> ModelRow:
     """The row that a user names."""
     rows = known_rows(readout)
     steps = {
-        f"{row.name}:{together}": replace(row, head=replace(row.head, together=together))
+        f"{row.name}:{way}": replace(row, head=replace(cast(Any, row.head), together=way))
         for row in rows.values()
-        if isinstance(row.head, Steps)
-        for together in TOGETHER
+        for way in row.ways
     }
     if (row := rows.get(readout) or steps.get(readout)) is not None:
         return row
@@ -207,8 +204,8 @@ def _asked_for(readout: str) -> ModelRow:
         if len(set(head.tokens)) == len(head.tokens):
             return ModelRow(name=readout, models=(), head=head)
         expected = "expected each token once"
-    elif name in rows and isinstance(rows[name].head, Steps):
-        ways = ", ".join(f"{name}:{together}" for together in TOGETHER)
+    elif name in rows and rows[name].ways:
+        ways = ", ".join(f"{name}:{way}" for way in rows[name].ways)
         expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
     elif name in rows:
         expected = (
@@ -303,49 +300,3 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     ignored = tuple(name for name in config.ignored_keys if name not in told)
     named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
     return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)
-
-
-def open_pair_model(
-    folder: str | Path, *, readout: str | None = None
-) -> tuple[EncoderFolder, ModelRow, str | None]:
-    """The reward model in a folder of an encoder: its tensors, its row of the table, and the rule asked for.
-
-    Args:
-      folder: with ``config.json`` and weights.
-      readout: the name of the row, or a rule for several labels.
-
-    Raises:
-      CheckpointError: an encoder without a known head, another ``readout``, a head that is missing or does
-        not fit, or what :func:`prb_jax.models.checkpoints.load.open_encoder` refuses.
-    """
-    folder = Path(folder)
-    raw = read_raw_config(folder)
-    config = parse_encoder_config(raw, where=str(folder / "config.json"))
-    where, rule = folder / "config.json", readout if readout in READOUTS else None
-    pairs = {row.name: row for row in known_rows().values() if isinstance(row.head, Pooled)}
-    if readout is not None and rule is None:
-        row, asked = pairs.get(readout), f"readout {quote(readout)}"
-    else:
-        named = set(config.architectures)
-        row = next((row for row in pairs.values() if named & set(row.classes)), None)
-        asked = f"'{', '.join(config.architectures) or config.model_type}'"
-    if row is None:
-        raise CheckpointError(
-            f"{where}: {asked} is not a reward model on an encoder; expected a row of the table for them "
-            f"({', '.join(pairs)}). An encoder of single texts is for `prb rank-profiles`"
-        )
-    if config.type_vocab_size:
-        raise CheckpointError(
-            f"{where}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
-            "token types of pairs are not followed"
-        )
-    index = index_folder(folder)
-    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
-    head = row.head.bound(shapes, raw, where=str(folder), what=row.name)
-    labels = head.labels if isinstance(head, Pooled) else 1
-    if labels != config.num_labels:
-        raise CheckpointError(
-            f"{folder}: tensor 'classifier.weight' has {labels} labels, but config.json says {config.num_labels}: set "
-            f'"num_labels": {labels} there if the head is right'
-        )
-    return match_encoder(index, replace(config, head=head)), row, rule

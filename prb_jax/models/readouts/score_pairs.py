@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.checkpoints.load import encoder_shardings
+from prb_jax.models.checkpoints.encoder_folder import encoder_shardings
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.encoder import encode_tokens
+from prb_jax.models.encoder import bind_encoder, encode_tokens
 from prb_jax.models.head import States
-from prb_jax.models.model import bind_encoder
-from prb_jax.models.readouts.heads import read_out
+from prb_jax.models.readouts.rules import read_out
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
 
@@ -73,7 +72,7 @@ def make_pair_fn(
       config: architecture, with a head.
       mesh: devices.
       dtype: of activations.
-      readout: see :func:`prb_jax.models.readouts.heads.choose_readout`; None for all values, n as last axis.
+      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`; None for all values, n as last axis.
     """
 
     score = functools.partial(pair_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)

@@ -17,7 +17,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.head import States
 from prb_jax.models.model import bind, parameter_shardings
-from prb_jax.models.readouts.heads import read_out
+from prb_jax.models.readouts.rules import read_out
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.streams import StreamBatch
 
@@ -108,7 +108,7 @@ def make_score_fn(
       config: architecture.
       mesh: devices.
       dtype: of activations.
-      readout: see :func:`prb_jax.models.readouts.heads.choose_readout`; None for all values, an axis [n].
+      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`; None for all values, an axis [n].
       shardings: of the parameters; those of :func:`prb_jax.models.model.parameter_shardings` if not given.
     """
 

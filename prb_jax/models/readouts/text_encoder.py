@@ -20,13 +20,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, DataError, quote
-from prb_jax.models.checkpoints.load import LoadReport, encoder_shardings, load_encoder_params, open_encoder
+from prb_jax.models.checkpoints.encoder_folder import encoder_shardings, load_encoder_params, open_encoder
+from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.decoder import Params
-from prb_jax.models.encoder import encode_tokens
-from prb_jax.models.model import bind_encoder
+from prb_jax.models.encoder import bind_encoder, encode_tokens
 from prb_jax.platform.sharding import batch_sharding, make_mesh, replicated, to_global
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize

@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from prb_jax.errors import PrbWarning, RunError, listed, quote, short_repr
 from prb_jax.models.checkpoints.locate import describe, fingerprint, locate
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.score_pairs import PairFn
 from prb_jax.platform.sharding import batch_sharding, make_mesh, on_any_mesh, replicated
 from prb_jax.records.options import refuse_given
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.sequences import SequenceBatch
+
+if TYPE_CHECKING:
+    from prb_jax.models.readouts.score_pairs import PairFn
 
 METHOD: Final = "score_tokens"
 _SIGNATURE: Final = f"{METHOD}(tokens int32 [B, T], lengths int32 [B]) -> float32 [B]"

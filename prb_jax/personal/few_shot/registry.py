@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.seams import get_plugin, guarded, plugin_names, usable_plugins
+from prb_jax.seams import get, guarded, names, usable_plugins
 
 if TYPE_CHECKING:
     from prb_jax.personal.few_shot.protocol import Method
@@ -44,20 +43,10 @@ STRONG: Final = "offset"  # pooled and an offset of each user: the fair baseline
 
 ALL: Final = "all"
 
-_ATTRIBUTES = {
-    "lore": ("lore", "LORE"),
-    "lore_free": ("lore", "LORE_FREE"),
-    "lora_users": ("lora", "USERS"),
-    "user_embedding": ("user_embedding", "INDIVIDUAL"),
-    "user_clusters": ("user_embedding", "CLUSTER"),
-}
-"""Module and attribute of the methods that are not ``METHOD`` of the module of their own name."""
-
 
 def method_names() -> dict[str, str]:
     """Return the names of all methods with a line about each: those of ``METHODS``, and behind them plug-ins."""
-    plugins = (name for name in plugin_names("few_shot") if name not in METHODS)
-    return {**METHODS, **dict.fromkeys(plugins, "a plug-in")}
+    return {**METHODS, **{name: "a plug-in" for name in names("few_shot") if name not in METHODS}}
 
 
 def method_named(name: str) -> Method:
@@ -67,17 +56,12 @@ def method_named(name: str) -> Method:
       DataError: no method has this name.
       RunError: the package of a plug-in fails, or offers something else.
     """
-    if name not in (names := method_names()):
+    if name not in (known := method_names()):
         raise DataError(
-            f"unknown method {quote(name)}: expected one of {', '.join(names)}{_nearest(name, names)}"
+            f"unknown method {quote(name)}: expected one of {', '.join(known)}{_nearest(name, known)}"
         )
-    if name not in METHODS:
-        from prb_jax.personal.few_shot.protocol import Method
-
-        plugin = get_plugin("few_shot", name, Method)
-        return _guarded(plugin.value, name, plugin.origin)
-    module, attribute = _ATTRIBUTES.get(name, (name, "METHOD"))
-    return getattr(import_module(f"prb_jax.personal.few_shot.{module}"), attribute)
+    found = get("few_shot", name)
+    return _guarded(found.value, name, found.origin) if found.origin else found.value
 
 
 @dataclass(frozen=True)
@@ -119,9 +103,7 @@ def choose_methods(names: str | Sequence[str]) -> StudyMethods:
 
 def _every_method() -> list[str]:
     """The names of all methods, without plug-ins that fail."""
-    from prb_jax.personal.few_shot.protocol import Method
-
-    usable = {plugin.name for plugin in usable_plugins("few_shot", Method)}
+    usable = {plugin.name for plugin in usable_plugins("few_shot")}
     return [name for name in method_names() if name in METHODS or name in usable]
 
 

@@ -8,7 +8,6 @@ import errno
 import hashlib
 import io
 import json
-import os
 import random
 import re
 import time
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from prb_jax.errors import RunError
@@ -285,30 +283,6 @@ def in_threads(action: Callable[[Any], None], items: Iterable[Any]) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="storage") as pool:
         for done in [pool.submit(action, item) for item in items]:
             done.result()
-
-
-def temporary_name(path: Path) -> Path:
-    """Return where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under a temporary name; at the end it is flushed to the disk and renamed to ``path``.
-
-    Raises:
-      OSError: it cannot be written; nothing is left behind.
-    """
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _read(file: BinaryIO, size: int) -> bytes:

@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from prb_jax.errors import PrbError, RunError, listed
-from prb_jax.platform.storage.objects import Store, in_threads, whole_file
+from prb_jax.platform.files import whole_file
+from prb_jax.platform.storage.objects import Store, in_threads
 from prb_jax.platform.storage.states import (
     PRIVATE,
     Signature,

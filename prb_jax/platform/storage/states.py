@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from prb_jax.errors import RunError, listed, quote
-from prb_jax.platform.storage.objects import Store, fault_of_name, in_threads, whole_file
+from prb_jax.platform.files import whole_file
+from prb_jax.platform.storage.objects import Store, fault_of_name, in_threads
 
 PRIVATE: Final = ".prb/"
 _MANIFEST: Final = f"{PRIVATE}manifest-"

@@ -12,14 +12,14 @@ import hashlib
 import inspect
 import json
 import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from prb_jax.errors import PrbError, RunError, printable
+from prb_jax.platform.paths import OUTPUTS, copies, localised, names_url, shown
 from prb_jax.platform.storage.objects import Store
 from prb_jax.platform.storage.staging import Staging, TakenOverError
 from prb_jax.platform.storage.states import (
@@ -31,23 +31,12 @@ from prb_jax.platform.storage.states import (
     write_copies,
 )
 
-OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
-"""Parameters and options that name what is written; every other one names what is read."""
-
 _NAMES: Final = frozenset({("distil", "reward")})
 """Options of verbs that name what a run holds already, so that no copy is needed."""
 
-CACHE: Final = "cache"
-"""The option of `prb build` that is read and written by several runs."""
-
-# A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
-_URL: Final = re.compile(
-    r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
-)
 _SECONDS: Final = 10.0
 _TRIES: Final = 5
 
-_local: dict[str, str] = {}  # of each URL that was fetched or staged, where it lies on this machine
 _open: list[_Session] = []
 _guard = threading.RLock()
 
@@ -69,73 +58,11 @@ def storage_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax" / "storage"
 
 
-def names_url(value: object) -> bool:
-    """Whether a text, a path, or one of a list of these names an object of gs:// or s3://."""
-    if isinstance(value, str | Path):
-        return _URL.search(str(value)) is not None
-    return isinstance(value, list | tuple) and any(isinstance(v, str | Path) and names_url(v) for v in value)
-
-
-def localised(value: Any, *, output: bool = False) -> Any:
-    """Return a value with a local path in the place of every URL; options and settings by their fields.
-
-    Args:
-      value: as a user gives it; what names no URL comes back as it is.
-      output: it names what is written; the local folder is pushed while the :func:`session` is open, and at its end.
-
-    Raises:
-      RunError: there is nothing at the URL, or the store cannot be read.
-    """
-    if isinstance(value, str | Path):
-        if not names_url(value):
-            return value
-        if str(value).removeprefix("config.").startswith(f"{CACHE}="):
-            raise _no_cache(value)
-        place = _staged if output else _fetched
-        new = _URL.sub(lambda match: place(f"{match['scheme']}://{match['rest'].rstrip('/')}"), str(value))
-        return Path(new) if isinstance(value, Path) else new
-    if isinstance(value, list | tuple) and names_url(value):
-        return type(value)(localised(item, output=output) for item in value)
-    if dataclasses.is_dataclass(value) and type(value).__name__.endswith(("Options", "Settings")):
-        return _with_local_fields(value)
-    return value
-
-
-def _with_local_fields(value: Any) -> Any:
-    changed = {}
-    for item in dataclasses.fields(value):
-        old = getattr(value, item.name)
-        if item.name == CACHE and names_url(old):
-            raise _no_cache(f"{CACHE}={old}")
-        inner = dataclasses.is_dataclass(old)
-        new = _with_local_fields(old) if inner else localised(old, output=item.name in OUTPUTS)
-        if item.init and new is not old:
-            changed[item.name] = new
-    return dataclasses.replace(value, **changed) if changed else value
-
-
-def _no_cache(path: object) -> RunError:
-    return RunError(f"{path}: several builds write to it, so it needs a file system: expected a local folder")
-
-
 def localise_options(options: argparse.Namespace) -> None:
     """Put local paths in the places of the URLs of a command line, but for its words."""
     for name, value in vars(options).items():
         if name != "words" and (options.words[0], name) not in _NAMES and names_url(value):
             setattr(options, name, localised(value, output=name in OUTPUTS))
-
-
-def shown(value: Any) -> Any:
-    """Return a text, or the texts in a list or an object of JSON, with the URLs that local copies stand for."""
-    if not _local:
-        return value
-    if isinstance(value, str):
-        for url, path in sorted(_local.items(), key=lambda item: -len(item[1])):
-            value = value.replace(path, url)
-        return value
-    if isinstance(value, Mapping):
-        return {name: shown(item) for name, item in value.items()}
-    return [shown(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager
@@ -234,7 +161,7 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return with_urls
 
 
-def _staged(url: str) -> str:
+def staged(url: str) -> str:
     """The local folder in which the output at a URL is made."""
     with _guard:
         if not _open:
@@ -250,8 +177,8 @@ def _staged(url: str) -> str:
                 may_push=lambda: not current.distributed or _is_first_of_job(),
                 shared=current.distributed,
             )
-            _local[url] = str(current.stagings[url].path)
-        return _local[url]
+            copies[url] = str(current.stagings[url].path)
+        return copies[url]
 
 
 def _seconds() -> float:
@@ -272,16 +199,16 @@ def _is_first_of_job() -> bool:
     return state is not None and state.client is not None and state.process_id == 0
 
 
-def _fetched(url: str) -> str:
+def fetched(url: str) -> str:
     """A local copy of the file or folder at a URL, of the version that it has now."""
     with _guard:
         for known in _open[0].stagings if _open else ():
             if f"{url}/".startswith(f"{known}/"):  # what this process is writing
-                return _local[known] + url.removeprefix(known)
+                return copies[known] + url.removeprefix(known)
         if _open and url in _open[0].fetched:  # one version for a whole command
             return _open[0].fetched[url]
         path = _fetch(Store(url))
-        _local[url] = str(path)
+        copies[url] = str(path)
         if _open:
             _open[0].fetched[url] = str(path)
         return str(path)

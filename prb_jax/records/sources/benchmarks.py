@@ -14,7 +14,7 @@ from prb_jax.records.benchmarks.benchmark import Benchmark, Place
 from prb_jax.records.files import has_known_suffix
 from prb_jax.records.lines import Row
 from prb_jax.records.sources.source import Digest, FileSource, Source
-from prb_jax.seams import get_plugin
+from prb_jax.seams import get
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class BenchmarkSource(Source):
             return described
         mark = {"benchmark": self.benchmark}
         if self.benchmark not in benchmarks.NAMES:
-            mark["plugin"] = get_plugin("benchmarks", str(self.benchmark), Benchmark).origin
+            mark["plugin"] = get("benchmarks", str(self.benchmark)).origin
         return {"kind": self.kind, **mark, **described}
 
     def _published(self, *, subset: str | None, split: str) -> Iterator[tuple[Place, Any]]:

@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from prb_jax.records import benchmarks, lines
 from prb_jax.records.benchmarks.prb import same_subset
 from prb_jax.records.comparison import Comparison
@@ -30,7 +29,7 @@ from prb_jax.records.sources.prepared import (
     tokens_folder,
 )
 from prb_jax.records.sources.source import FileSource, PythonSource, Source
-from prb_jax.seams import is_imported, is_python_value
+from prb_jax.seams import get, is_imported, is_python_value, names
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"  # the paper's data set, which is read alike with and without its name
@@ -258,8 +257,8 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     if isinstance(source, str) and is_python_value(source):
         return PythonSource(source)
     if name == PERSONAS:
-        return _open("personas.PersonasSource", place if colon else split)
-    if name not in benchmarks.benchmark_names():
+        return get("sources", PERSONAS).value(place if colon else split)
+    if name not in names("benchmarks"):
         opened = _at(source)
     elif colon:
         opened = _at(place)
@@ -272,10 +271,10 @@ def _resolve(source: str | Path, *, split: str) -> Source:
             raise DataError(
                 f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
             )
-        opened = _open("folders.HubSource", benchmark.repository, benchmark=name)
+        opened = get("sources", "hub").value(benchmark.repository, benchmark=name)
     if opened.benchmark in (None, PRB):
         return opened
-    return _open("benchmarks.BenchmarkSource", opened.name, benchmark=opened.benchmark, inner=opened)
+    return get("sources", "benchmark").value(opened.name, benchmark=opened.benchmark, inner=opened)
 
 
 def _at(place: str | Path) -> Source:
@@ -283,25 +282,19 @@ def _at(place: str | Path) -> Source:
     path = Path(place)
     if path.is_dir():
         if not is_prepared(path):
-            return _open("folders.FolderSource", str(path))
+            return get("sources", "folder").value(str(path))
         benchmark = metadata(path).get("benchmark")
-        known = benchmark if benchmark in benchmarks.benchmark_names() else None
+        known = benchmark if benchmark in names("benchmarks") else None
         return PreparedSource(str(path), benchmark=known)
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
     if isinstance(place, str) and _HUB_ID.fullmatch(place):
         benchmark = benchmarks.of_repository(place)
-        return _open("folders.HubSource", place, benchmark=None if benchmark is None else benchmark.name)
+        return get("sources", "hub").value(place, benchmark=None if benchmark is None else benchmark.name)
     raise DataError(
         f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
-        f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.benchmark_names())}"
+        f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(names('benchmarks'))}"
     )
-
-
-def _open(kind: str, name: str, **more: Any) -> Source:
-    """A source of a class of this package, by MODULE.CLASS; its module is imported on first use."""
-    module, _, class_name = kind.partition(".")
-    return getattr(import_module(f"{__package__}.{module}"), class_name)(name, **more)
 
 
 def _large_files(source: Source, *, split: str) -> Sequence[Path]:

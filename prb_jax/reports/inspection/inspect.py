@@ -9,10 +9,12 @@ from typing import Any
 
 from prb_jax.behaviour.generation.policy import read_stop_ids
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.checkpoints.load import inspect_checkpoint, open_encoder
+from prb_jax.models.checkpoints.encoder_folder import open_encoder
+from prb_jax.models.checkpoints.load import inspect_checkpoint
 from prb_jax.models.checkpoints.locate import ModelFolder, locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.models.config.encoder import refuse_for_encoder
+from prb_jax.models.config.families import is_encoder
 from prb_jax.models.head import LanguageHead, Linear
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model, open_reward_or_language_model

@@ -13,7 +13,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
-from prb_jax.models.readouts.heads import TOGETHER, Mlp, Steps
+from prb_jax.models.readouts.heads import Mlp, Steps
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.text_encoder import Pooling
 from prb_jax.records.comparison import Comparison
@@ -93,7 +93,7 @@ def reading(resolved: ResolvedModel, rule: str) -> str:
             return f"logit of token {head.tokens[0]} at the last token{cap}"
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
     if isinstance(head, Steps):
-        others = ", ".join(f"{resolved.row.name}:{way}" for way in TOGETHER if way != head.together)
+        others = ", ".join(f"{resolved.row.name}:{way}" for way in head.ways if way != head.together)
         step = f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
         return f"{step} (others by --readout {others})"
     assert isinstance(head, Gated)

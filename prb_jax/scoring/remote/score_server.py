@@ -23,7 +23,8 @@ from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
-from prb_jax.text.view import ViewOptions, choose_view
+from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
+from prb_jax.text.view import ChosenView, View, ViewOptions, served_view
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
@@ -40,7 +41,7 @@ BACKOFF = 1.0  # seconds before the second try of a request; twice as many befor
 SECONDS = 150.0  # until a try is given up; longer than a server of its own accord takes
 
 
-class ScoreClient:
+class ScoreClient(Scorer):
     """Asks a server for scores, many requests at a time, each of them patiently.
 
     Another process may be given it (pickle): it opens connections of its own there, with the token of its own
@@ -52,6 +53,8 @@ class ScoreClient:
     """
 
     uses: ClassVar[tuple[str, ...]] = ()
+    has_heading: ClassVar[bool] = True
+    has_weights: ClassVar[bool] = False
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url, self._client = url, client
@@ -72,7 +75,7 @@ class ScoreClient:
         comparisons: Sequence[Comparison],
         score: Callable[[Comparison, threading.Event], Sequence[float]],
         *,
-        skip: Callable[[Sequence[int]], bool],
+        skip: Skip,
     ) -> Iterator[ScoredBatch]:
         """Yield the scores of one comparison after the other; ``score`` gives up where its event is set."""
         over = threading.Event()
@@ -127,7 +130,7 @@ class ScoreClient:
 
 
 class RemoteScorer(ScoreClient):
-    """A :class:`prb_jax.scoring.Scorer` that asks a `prb serve`. Build with :func:`open_remote`.
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a `prb serve`. Build with :func:`open_remote`.
 
     In another process too it holds the server to the same model.
     """
@@ -145,14 +148,19 @@ class RemoteScorer(ScoreClient):
         """What the server shows its model of a comparison."""
         return dict(self._model["view"])
 
-    @property
-    def remarks(self) -> list[str]:
-        """What a run should report about the server."""
+    def choose_view(self, options: ViewOptions) -> ChosenView:
+        """Return the view of the server, which decides it."""
+        return ChosenView(served_view(self.view))
+
+    def remarks(self, view: View) -> Sequence[str]:
+        """Return what a run should report about the server."""
         return [
             f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
         ]
 
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
+    def stream(
+        self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
+    ) -> Iterator[ScoredBatch]:
         """Yield the scores of one comparison after the other.
 
         Raises:
@@ -208,15 +216,9 @@ class RemoteScorer(ScoreClient):
 
 
 class ClassServer(ScoreClient):
-    """A :class:`prb_jax.scoring.Scorer` that asks vLLM or SGLang. Build with :func:`open_class_server`.
-
-    Attributes:
-      remarks: what a run should say of the server.
-      view: what it shows its model is not known.
-    """
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks vLLM or SGLang. Build with :func:`open_class_server`."""
 
     uses: ClassVar[tuple[str, ...]] = ("profile_posts",)
-    view = None
 
     def __init__(self, url: str, client: httpx.Client, *, chat: ChatTokenizer | None) -> None:
         parts = urlsplit(url)
@@ -250,21 +252,24 @@ class ClassServer(ScoreClient):
             self._facts |= {"tokenizer": chat.name, "template_sha256": chat.template_hash}
         unknown = ["the files of the model", "dtype", *([] if chat else ["chat template", "tokenizer"])]
         self._facts["unknown"] = f"{', '.join(unknown)}: the server alone knows"
-        self.remarks = [f"{self.url}: not known, and not recorded: {', '.join(unknown)}"]
+        self._remark = f"{self.url}: not known, and not recorded: {', '.join(unknown)}"
 
     def identity(self) -> dict[str, Any]:
         """Return the name, what the server tells of itself, and what cannot be known."""
         named = {"name": self._name, "server": self.url, "route": self._route, "model": self._name}
         return named | self._facts
 
+    def remarks(self, view: View) -> Sequence[str]:
+        """Return what a run should report about the server."""
+        return [self._remark]
+
     def stream(
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int | None,
-        skip: Any,
-        protocol: str | None = None,
-        max_length: int | None = None,
+        view: View | None = None,
+        skip: Skip = skip_nothing,
+        **_: Any,
     ) -> Iterator[ScoredBatch]:
         """Yield the scores of one comparison after the other.
 
@@ -272,9 +277,10 @@ class ClassServer(ScoreClient):
           RunError: another protocol or a length, which the server decides; or it refuses, is gone, or gives several
             classes.
         """
-        if max_length is not None or protocol not in (None, TextProtocol.DEFAULT):
+        view = view or self.choose_view(ViewOptions()).view
+        if view.max_length is not None or view.protocol is not TextProtocol.DEFAULT:
             raise RunError(f"max_length, protocol: decided by the server {self.url}: leave out here")
-        posts = choose_view(None, ViewOptions(profile_posts=profile_posts)).view.profile_posts
+        posts = view.profile_posts
 
         def score(comparison: Comparison, over: threading.Event) -> list[float]:
             seen = visible(comparison, profile_posts=posts, protocol=TextProtocol.DEFAULT)

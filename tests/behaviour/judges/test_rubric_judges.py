@@ -13,6 +13,7 @@ from prb_jax.behaviour.judges.judge import open_judge
 from prb_jax.behaviour.judges.options import JudgeOptions
 from prb_jax.behaviour.judges.ratings import ONE_ASPECT
 from prb_jax.errors import RunError
+from prb_jax.text.view import View
 from tests.behaviour.judges.stand_in import comparisons, judged, shown_answer, stand_in
 from tests.json_lines import read_lines
 from tests.tiny_policies import write_policy
@@ -98,7 +99,7 @@ def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path):
 
     def rated(options: JudgeOptions, data: list[prb.Comparison] = data) -> np.ndarray:
         judge = open_judge(folder, options, cache=tmp_path)
-        (batch,) = judge.stream(data, profile_posts=0, skip=lambda indices: False)
+        (batch,) = judge.stream(data, view=View(0))
         return np.asarray(batch.scores, np.float64)
 
     by_rubric, expected = rated(JudgeOptions(protocol="rubric")), np.zeros((2, 2))

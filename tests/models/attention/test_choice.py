@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from prb_jax.errors import CheckpointError, PrbWarning
-from prb_jax.models.attention import choice, cudnn, first_use
+from prb_jax.models.attention import choice, cudnn, first_use, stream_kernel
 from prb_jax.models.attention.choice import StreamAttention, attend_streams, choose_attention
 from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
 from prb_jax.models.attention.first_use import compare, kernel_fault
@@ -160,13 +160,9 @@ def small_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shaped(options: StreamOptions) -> StreamOptions:
-    return dataclasses.replace(options, kernel=True, block=128)
-
-
 def fault_of(attend: Any) -> str | None:
     mesh = make_mesh(devices=jax.devices()[:1])
-    return kernel_fault("kernel", attend, shaped, mesh=mesh, group=2, head_dim=32)
+    return kernel_fault(StreamAttention("kernel", "steps"), attend, small_config(head_dim=32), mesh=mesh)
 
 
 def test_a_kernel_is_compared_once_and_remembered(small_kernel: Path) -> None:
@@ -205,20 +201,20 @@ def test_a_wrong_kernel_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def fault(*arguments: Any, **options: Any) -> str:
-        asked.append(options)
+        asked.append(arguments)
         return "the kernel gives wrong numbers"
 
-    monkeypatch.setattr(choice, "kernel_fault", fault)
+    monkeypatch.setattr(stream_kernel, "kernel_fault", fault)
     with pytest.warns(
         PrbWarning, match="attention: the kernel gives wrong numbers: it is computed by"
     ) as seen:
         both = [choose_attention(tpu, BFLOAT16, config=CONFIG) for _ in range(2)]
     assert [refused.name for refused in both] == [AT_ONCE] * 2
     assert len(seen) == 1
-    assert asked[0]["group"] == 2
+    assert asked[0] == (stream_kernel.KERNEL, kernel_attention, CONFIG)
     assert choose_attention(tpu, BFLOAT16, "xla", config=CONFIG).refused is None
     assert len(asked) == 2
-    assert kernel_fault("kernel", attend_streams, shaped, mesh=GPU, group=1, head_dim=8) is None  # not here
+    assert kernel_fault(cudnn.CUDNN, attend_streams, CONFIG, mesh=GPU) is None  # not here
 
 
 def test_cudnns_masks_agree_too(small_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import load_params
-from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, read_torch_file
+from prb_jax.models.checkpoints.torch_file import read_torch_file
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
 from prb_jax.models.checkpoints.weight_index import SliceReader, index_folder
 from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import write_tiny_model

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prb_jax.platform.storage import objects, urls
+from prb_jax.platform import paths
+from prb_jax.platform.storage import objects
 from tests.platform.storage.stores import UnreliableStore, store_in_memory
 
 
@@ -12,6 +13,6 @@ from tests.platform.storage.stores import UnreliableStore, store_in_memory
 def store(tmp_path, monkeypatch) -> Iterator[type[UnreliableStore]]:
     monkeypatch.setenv("PRB_JAX_STORAGE", str(tmp_path / "copies"))
     monkeypatch.setattr(objects.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(urls, "_local", {})
+    paths.copies.clear()
     with store_in_memory() as stand_in:
         yield stand_in

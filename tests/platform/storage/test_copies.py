@@ -12,7 +12,7 @@ import pytest
 
 from prb_jax import cli
 from prb_jax.errors import RunError
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from tests.platform.storage.stores import below, files_in, put, put_key
 from tests.platform.storage.test_staging import URL, open_staging, run, write_run
 

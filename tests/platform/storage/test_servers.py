@@ -21,9 +21,9 @@ import pytest
 
 from prb_jax import cli
 from prb_jax.errors import RunError
+from prb_jax.platform.paths import localised
 from prb_jax.platform.storage import objects
 from prb_jax.platform.storage.objects import Store
-from prb_jax.platform.storage.urls import localised
 from tests.platform.processes.jobs import ended, job
 from tests.platform.storage.servers import failing_proxy, gcs_server, s3_server
 from tests.platform.storage.stores import files_in

@@ -13,8 +13,9 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
+from prb_jax.platform.paths import localised, names_url, shown
 from prb_jax.platform.storage import urls
-from prb_jax.platform.storage.urls import localised, names_url, session, shown
+from prb_jax.platform.storage.urls import session
 from prb_jax.scoring.evaluate import evaluate as inner_evaluate
 from prb_jax.training.config import TrainSettings
 from tests.platform.storage.stores import below, contents, failing, files_in, put

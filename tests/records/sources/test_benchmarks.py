@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import seams
 from prb_jax.errors import DataError
 from prb_jax.records import benchmarks
 from prb_jax.records.benchmarks import rm_bench
@@ -218,6 +219,7 @@ def test_the_docs_show_how_to_add_one(tmp_path, monkeypatch):
     exec(code, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(benchmarks, "NAMES", (*benchmarks.NAMES, "mine"))
+    monkeypatch.setitem(seams.BUILTIN["benchmarks"], "mine", f"{module.__name__}:BENCHMARK")
     rows = [
         {"uid": f"{i}", "instruction": "q", "good": "a" * i, "bad": "bb", "task": f"t{i % 2}"}
         for i in range(1, 5)

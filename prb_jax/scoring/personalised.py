@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from prb_jax.personal.history import (
     without_shared_responses,
 )
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
-from prb_jax.platform.storage.urls import shown
+from prb_jax.platform.paths import shown
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Records, as_comparisons, digest
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.kind import check_file
+from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64  # comparisons that a person is adapted on, the latest ones
@@ -52,7 +53,7 @@ class SplitsFile(TypedDict):
 
 
 @dataclass(eq=False)
-class PersonalisedModel:
+class PersonalisedModel(Scorer):
     """A model of people. Build with :func:`prb_jax.load`, from a folder of a fitted method.
 
     Attributes:
@@ -78,6 +79,7 @@ class PersonalisedModel:
     _texts: EmbeddedTexts = field(init=False, repr=False)
 
     uses: ClassVar[tuple[str, ...]] = ()
+    adapts: ClassVar[bool] = True
 
     __repr__ = short_repr
 
@@ -185,6 +187,11 @@ class PersonalisedModel:
         state, context_of_person = jax.tree.map(lambda leaf: leaf[0], (self._states([(context, ())]), known))
         return np.asarray(next_question(self.fitted.fitted, state, context_of_person, first, second))
 
+    def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return how many of the users it was fitted on, and what tells nothing in its history."""
+        fitted_on = len(self.fitted_on(comparisons))
+        return {"users_fitted_on": fitted_on, "history_left_out": dict(self.left_out) or None}
+
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
@@ -208,27 +215,22 @@ class PersonalisedModel:
         first = splits["splits"][0]
         return {*first["seen"], *first["validation"]} & {str(one.user_id) for one in comparisons}
 
-    def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
-        """Return the same model, adapted to the users of these comparisons alone.
+    def with_history(self, history: Sequence[Comparison] | Path) -> PersonalisedModel:
+        """Return the same model, which knows only the users of these comparisons, or of the states in a folder.
 
         Comparisons of identical responses, and pairs that the same user judged both ways, are left out and counted.
 
         Raises:
           DataError: a comparison without a user.
+          RunError: the folder cannot be used, see :meth:`load_states`.
         """
+        if isinstance(history, Path):
+            model = replace(self, contexts={}, earlier=False, left_out={})
+            model.load_states(history)
+            return model
         by_user(history)  # each of them names a user
         kept, left_out = informative_comparisons(history)
         return replace(self, contexts=by_user(kept), earlier=False, left_out=left_out, saved=None)
-
-    def with_states(self, folder: Path) -> PersonalisedModel:
-        """Return the same model, which knows the people whose states are saved, and no others.
-
-        Raises:
-          RunError: as of :meth:`load_states`.
-        """
-        model = replace(self, contexts={}, earlier=False, left_out={})
-        model.load_states(folder)
-        return model
 
     def with_other_states(self, comparisons: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model for a control that names another user for each person.
@@ -257,7 +259,7 @@ class PersonalisedModel:
         }
 
     def stream(
-        self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any
+        self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
         """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
         before: dict[str | None, list[Comparison]] = {}

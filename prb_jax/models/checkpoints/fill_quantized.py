@@ -1,0 +1,98 @@
+"""Matrices in eight bits filled from slices of files, straight into the shards of this process.
+
+Of a matrix that is quantised no more than a block is ever in memory in float32: the scale of an output channel needs
+the channel's whole input axis, and a block of channels is a run of rows in the file. So a block is read over all inputs
+once, quantised, and dealt to the shards that hold parts of it. A process whose shards split the input axis (fsdp over
+several processes) reads the whole input axis of its channels, where it would read only its part of a matrix that is not
+quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.checkpoints.fill import (
+    Bounds,
+    aligned_empty,
+    parts_by_bounds,
+    put,
+    reads_of_tensor,
+    together,
+)
+from prb_jax.models.checkpoints.hf_map import LeafMap
+from prb_jax.models.checkpoints.weight_index import SliceReader
+from prb_jax.models.quantization import Form, quantize_array
+
+# A block to be quantised as it is read, as float32, and its quotients: three times this in each thread.
+_BLOCK_BYTES = 1 << 20
+
+
+def fill_quantized(
+    leaf: LeafMap,
+    form: Form,
+    *,
+    sharding: Sharding,
+    scale_sharding: Sharding,
+    reader: SliceReader,
+    pool: ThreadPoolExecutor,
+) -> tuple[jax.Array, jax.Array]:
+    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O].
+
+    Raises:
+      CheckpointError: a weight that is not finite.
+      MeshError: scales that are split in another way than their matrix.
+    """
+    parts = parts_by_bounds(sharding, leaf.shape)
+    scales = np.full((leaf.shape[0], leaf.shape[2]), np.nan, np.float32)
+    shards: list[jax.Array] = []
+    # Parts with the same layers and outputs come from the same blocks.
+    for layers, outputs in dict.fromkeys((bounds[0], bounds[2]) for bounds in parts):
+        buffers = {
+            bounds: aligned_empty(bounds, form.dtype)
+            for bounds in parts
+            if (bounds[0], bounds[2]) == (layers, outputs)
+        }
+
+        def fill_layer(layer: int, buffers: Mapping[Bounds, np.ndarray], outputs: tuple[int, int]) -> None:
+            for start, narrow, scale in _quantized_blocks(leaf, form, layer, outputs, reader):
+                stop = start + len(scale)
+                scales[layer, start:stop] = scale
+                for ((first_layer, _), (low, high), (first, _)), buffer in buffers.items():
+                    buffer[layer - first_layer, :, start - first : stop - first] = narrow[:, low:high].T
+
+        together(pool, fill_layer, ((layer, buffers, outputs) for layer in range(*layers)))
+        for bounds in list(buffers):
+            shards += put(buffers.pop(bounds), parts[bounds])
+    matrix = jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+    shards = []
+    for bounds, devices in parts_by_bounds(scale_sharding, scales.shape).items():
+        part = np.ascontiguousarray(scales[tuple(slice(*bound) for bound in bounds)])
+        if np.isnan(part).any():
+            raise MeshError(f"parameter '{leaf.name}': its scales are split in another way than its outputs")
+        shards += put(part, devices)
+    return matrix, jax.make_array_from_single_device_arrays(scales.shape, scale_sharding, shards)
+
+
+def _quantized_blocks(
+    leaf: LeafMap, form: Form, layer: int, outputs: tuple[int, int], reader: SliceReader
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """First output, quantised rows [O', I] and scales [O'] of each block of a layer's outputs."""
+    inputs, key = leaf.shape[1], leaf.file_keys[layer]
+    channels = max(1, _BLOCK_BYTES // (4 * inputs))
+    for start in range(*outputs, channels):
+        stop = min(start + channels, outputs[1])
+        block = np.empty((stop - start, inputs), np.float32)
+        for read in reads_of_tensor(key, block, (slice(start, stop), slice(0, inputs)), leaf):
+            reader.read_into(*read)
+        narrow, scale = quantize_array(block, form.dtype, axis=1)
+        if not np.isfinite(scale).all():
+            raise CheckpointError(
+                f"tensor '{key}': expected finite weights, found others: it cannot be quantised"
+            )
+        yield start, narrow, scale

@@ -1,0 +1,88 @@
+"""Paths as users give them: URLs of object storage get a local path, by `storage/`, and are shown as URLs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.errors import RunError
+from prb_jax.seams import get
+
+OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
+"""Parameters and options that name what is written; every other one names what is read."""
+
+CACHE: Final = "cache"
+"""The option of `prb build` that is read and written by several runs."""
+
+# A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
+_URL: Final = re.compile(
+    r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
+)
+
+copies: dict[str, str] = {}
+"""Of each URL that was fetched or staged, where it lies on this machine."""
+
+
+def names_url(value: object) -> bool:
+    """Whether a text, a path, or one of a list of these names an object of gs:// or s3://."""
+    if isinstance(value, str | Path):
+        return _URL.search(str(value)) is not None
+    return isinstance(value, list | tuple) and any(isinstance(v, str | Path) and names_url(v) for v in value)
+
+
+def localised(value: Any, *, output: bool = False) -> Any:
+    """Return a value with a local path in the place of every URL; options and settings by their fields.
+
+    Args:
+      value: as a user gives it; what names no URL comes back as it is.
+      output: it names what is written; the local folder is pushed while the session of storage is open, and at its end.
+
+    Raises:
+      RunError: there is nothing at the URL, or the store cannot be read.
+    """
+    if isinstance(value, str | Path):
+        if not names_url(value):
+            return value
+        if str(value).removeprefix("config.").startswith(f"{CACHE}="):
+            raise _no_cache(value)
+        place = get("storage", "staged" if output else "fetched").value
+        new = _URL.sub(lambda match: place(f"{match['scheme']}://{match['rest'].rstrip('/')}"), str(value))
+        return Path(new) if isinstance(value, Path) else new
+    if isinstance(value, list | tuple) and names_url(value):
+        return type(value)(localised(item, output=output) for item in value)
+    if dataclasses.is_dataclass(value) and type(value).__name__.endswith(("Options", "Settings")):
+        return _with_local_fields(value)
+    return value
+
+
+def _with_local_fields(value: Any) -> Any:
+    changed = {}
+    for item in dataclasses.fields(value):
+        old = getattr(value, item.name)
+        if item.name == CACHE and names_url(old):
+            raise _no_cache(f"{CACHE}={old}")
+        inner = dataclasses.is_dataclass(old)
+        new = _with_local_fields(old) if inner else localised(old, output=item.name in OUTPUTS)
+        if item.init and new is not old:
+            changed[item.name] = new
+    return dataclasses.replace(value, **changed) if changed else value
+
+
+def _no_cache(path: object) -> RunError:
+    return RunError(f"{path}: several builds write to it, so it needs a file system: expected a local folder")
+
+
+def shown(value: Any) -> Any:
+    """Return a text, or the texts in a list or an object of JSON, with the URLs that local copies stand for."""
+    if not copies:
+        return value
+    if isinstance(value, str):
+        for url, path in sorted(copies.items(), key=lambda item: -len(item[1])):
+            value = value.replace(path, url)
+        return value
+    if isinstance(value, Mapping):
+        return {name: shown(item) for name, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list | tuple) else value

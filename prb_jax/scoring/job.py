@@ -1,0 +1,132 @@
+"""What one run scores: the comparisons as the model sees them, and everything that decides the result."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from prb_jax.errors import RunError, printable, short_repr
+from prb_jax.platform.processes.agreement import check_agreement
+from prb_jax.platform.processes.sharing import on_first_process, process_index
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
+from prb_jax.runs.evaluation import is_settled
+from prb_jax.runs.parts import Part, parse_part
+from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.inputs import (
+    SPLIT,
+    Inputs,
+    LeftOut,
+    check_benchmarks,
+    check_too_long,
+    leave_out,
+    warn_without_profiles,
+)
+from prb_jax.scoring.options import EvaluateOptions
+from prb_jax.scoring.scorer import Scorer
+from prb_jax.seams import get
+from prb_jax.text.view import View
+from prb_jax.version import computing_versions
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.prepared_tokens import StoredComparisons
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one run scores: the comparisons of an evaluation, or what a control shows in their place."""
+
+    name: str
+    scorer: Scorer
+    inputs: Inputs
+    table: ComparisonTable
+    # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
+    shown: Items[Comparison]
+    view: View
+    decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
+    notes: Mapping[str, Any] = field(default_factory=dict)  # what `run.json` says beside it
+    part: Part | None = None  # of the batches, where the run is one of several jobs
+    control: str | None = None  # its name, in a control
+
+    __repr__ = short_repr
+
+
+def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
+    """Return what an evaluation scores: all comparisons or those that fit, by their text or by prepared tokens.
+
+    Raises:
+      RunError: an option without effect on this scorer, or hints for one that reads no prompt.
+      DataError: a view that cannot be, or data of which nothing fits.
+    """
+    scorer.refuse_unused({**asdict(options.view), "batch_tokens": options.batch_tokens})
+    identity = dict(scorer.identity())
+    known_as = str(identity.pop("name", "model"))
+    chosen, reader = scorer.choose_view(options.view), scorer.reader
+    chosen.warn(known_as)
+    view = chosen.view
+    check_too_long(options.too_long, reader, view=view)
+    warn_without_profiles(inputs.comparisons, reader, view=view)
+    remarks = list(scorer.remarks(view))
+    for remark in remarks if process_index() == 0 else ():
+        print(f"prb: {printable(remark)}", file=sys.stderr)
+    if inputs.hints and not scorer.has_prompt:
+        extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
+        raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
+    if options.folder is not None and on_first_process(functools.partial(is_settled, options.folder)):
+        inputs.complete()  # compared with what the folder knows before anything is added
+    decided = {
+        # A folder that was moved is still the same model; a baseline is nothing but its name.
+        "model": identity or {"name": known_as},
+        "data": inputs.to_json(whole=False),
+        **view.shown,
+        **(view.wording if scorer.has_heading else {}),
+        "limit": options.limit,
+        "seed": options.seed,
+        "versions": computing_versions(plain=not scorer.has_weights),
+        **({} if options.too_long == "error" else {"too_long": options.too_long}),
+        **({"hints": inputs.hints} if inputs.hints else {}),
+        **({} if options.part is None else {"part": options.part}),
+    }
+    check_agreement(decided)  # the tokenizer too, and a model that was given as an object
+    notes = {
+        "model": options.name or known_as,
+        "data": list(inputs.sources),
+        **({"overrides": chosen.overrides} if chosen.overrides else {}),
+        **({"remarks": remarks} if remarks else {}),
+    }
+    tokens = _prepared(scorer, inputs, view, options)
+    if options.too_long == "skip" and tokens is not None:
+        inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
+    elif options.too_long == "skip" and reader is not None:
+        inputs = leave_out(inputs, reader, view=view)
+        check_benchmarks(inputs)
+    return Job(
+        name=options.name or known_as,
+        scorer=scorer,
+        inputs=inputs,
+        table=ComparisonTable(inputs.comparisons) if tokens is None else tokens.table(),
+        # Scorers with a reader accept prepared tokens too.
+        shown=inputs.comparisons if tokens is None else cast("Items[Comparison]", tokens),
+        view=view,
+        decided=decided,
+        notes=notes,
+        part=None if options.part is None else parse_part(options.part),
+    )
+
+
+def _prepared(
+    scorer: Scorer, inputs: Inputs, view: View, options: EvaluateOptions
+) -> StoredComparisons | None:
+    """Return the tokens that `prb prepare` wrote for this model and view; None if the text is read."""
+    if inputs.prepared is None or scorer.reader is None:
+        return None
+    of_data: dict[str, Any] = {"split": SPLIT, "subset": inputs.subset, "limit": options.limit}
+    tokens = get("evaluation", "tokens").value(inputs.prepared, scorer.reader, view, **of_data)
+    # A benchmark is read as text, for its rule; a part of it is known by its text alone.
+    if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
+        return None
+    return tokens
