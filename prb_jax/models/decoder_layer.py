@@ -63,9 +63,6 @@ class DecoderLayer(Declaring):
     see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
     """
 
-    projection: str = ""
-    """How matrices are multiplied that are not as they were declared, among the projections of `prb_jax.seams`."""
-
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.config = config
         width, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim

@@ -59,7 +59,7 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
         return self.alpha / self.rank
 
 
-def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
+def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
     """Put fresh factors, float32, beside the matrices of stacked layers.
 
     A factor does not depend on which other matrices are adapted.
@@ -86,7 +86,7 @@ def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
         setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
 
 
-def init_lora(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
+def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
     """Adapt stacked layers, and return the factors as a nested dict, e.g. ``{"layers": {"q_lora_a": ...}}``.
 
     A pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings.

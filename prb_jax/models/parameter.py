@@ -29,6 +29,8 @@ class Declaring(nnx.Module):
 
     order: tuple[str, ...]
     """Names of parameters and of modules with parameters; set by :meth:`close`."""
+    projection: str = ""
+    """How matrices are multiplied that are not as they were declared, among the projections of `prb_jax.seams`."""
 
     def close(self) -> None:
         """End the declarations: flax itself sorts attributes by name."""

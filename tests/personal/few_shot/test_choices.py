@@ -8,6 +8,7 @@ import pytest
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Choices, Posts, contexts_and_queries, group, halves
 from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.seams import BUILTIN
 
 CHOICES = Choices(
     features=np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -92,6 +93,7 @@ def test_a_method_names_the_thing_that_the_data_lack():
 
 
 def test_every_method_has_its_name_and_settings_that_are_checked():
+    assert sorted(METHODS) == sorted(BUILTIN["few_shot"])
     for name in METHODS:
         method = method_named(name)
         assert method.name == name
