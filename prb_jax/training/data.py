@@ -130,12 +130,12 @@ def read_examples(
     """Read the comparisons of one role of a run.
 
     Args:
-      text: names of sources.
-      role: config key that names them.
-      split: of sources that have several.
-      subset: only this one of each source.
-      limit: at most so many comparisons of each source.
-      given: records in place of named sources.
+      text: Names of sources.
+      role: Config key that names them.
+      split: Split to read from sources that have several.
+      subset: Only this subset of each source.
+      limit: Most comparisons of each source.
+      given: Records in place of named sources.
 
     Raises:
       RunError: records and the name of a source.

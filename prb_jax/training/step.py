@@ -23,9 +23,11 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
+from prb_jax.personal.method import TrainedMethod
 from prb_jax.platform.sharding import batch_sharding, replicated, to_global
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes
+from prb_jax.training.weights import Weights
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -64,36 +66,8 @@ class Parts(Protocol):
         ...
 
 
-class ParameterGroup(Protocol):
-    """Parameters that are trained together, by one rule: :class:`prb_jax.training.weights.Weights`, and every method of
-    personalisation (:class:`prb_jax.personal.method.TrainedMethod`)."""
-
-    @property
-    def shardings(self) -> Any:
-        """One sharding for each leaf of the state."""
-        ...
-
-    def start(self, source: Any, /) -> Any:
-        """A new state, from the arrays that the group starts with."""
-        ...
-
-    def inputs(self, state: Any, /) -> Any:
-        """The float32 arrays of the state by which the loss is differentiated."""
-        ...
-
-    def update(self, state: Any, gradient: Any, /, *, step: jax.Array, learn: jax.Array) -> Any:
-        """The state after one update by a mean gradient; as it was where ``learn`` (bool []) is False. ``step``,
-        int32 [], counts the updates made so far."""
-        ...
-
-    def kept(self, state: Any, /) -> Any:
-        """What a checkpoint holds of the state."""
-        ...
-
-    def resume(self, kept: Any, /) -> Any:
-        """The whole state again."""
-        ...
-
+Group = Weights | TrainedMethod
+"""Parameters that are trained together, by one rule: those of a model, or those of its users."""
 
 Split = Callable[[Params], tuple[dict[str, Any], Params]]
 
@@ -129,7 +103,7 @@ class TrainStep:
     # ``metrics["finite"]`` is 0. Metrics are float32 scalars: :meth:`Parts.means`, ``grad_norm`` of the first group
     # before clipping, ``NAME_grad_norm`` of each other one that has parameters, ``learning_rate``, ``finite``.
     update: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
-    groups: Mapping[str, ParameterGroup]  # what is trained, by name
+    groups: Mapping[str, Group]  # what is trained, by name
     state_shardings: dict[str, Any]  # for every leaf of the state
     frozen_shardings: dict[str, Any]  # for every leaf of the frozen parameters
     mesh: Mesh  # devices
@@ -170,20 +144,20 @@ def make_train_step(
     loss_fn: LossFn,
     *,
     split: Split,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, Group],
     frozen_shardings: dict[str, Any],
     learning_rate: optax.Schedule,
     mesh: Mesh,
 ) -> TrainStep:
-    """Compiled functions for one loss and one mesh.
+    """Return the compiled functions for one loss and one mesh.
 
     Args:
-        loss_fn: what is minimised.
-        split: parts the parameters of the model into what each group starts with, and what is not trained.
-        groups: what is trained, by name; the first is the model's own.
-        frozen_shardings: of what is not trained.
-        learning_rate: of the first group, to be reported.
-        mesh: devices.
+        loss_fn: Loss to minimise.
+        split: Function that splits the parameters of the model into those of each group, and frozen ones.
+        groups: Trained parameters by name, the weights of the model first.
+        frozen_shardings: Shardings of the frozen parameters.
+        learning_rate: Rate of the first group, to be reported.
+        mesh: Devices.
 
     Raises:
         MeshError: a mesh axis does not divide a parameter.

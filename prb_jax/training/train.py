@@ -179,13 +179,13 @@ def reward_trainer(
     """Return a reward model in training.
 
     Args:
-      settings: of the run.
-      start: the model.
-      mesh: devices.
-      data: comparisons whose users are trained; without any, the users are those that `out` names.
-      out: the run folder.
-      lengths: of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
-      kind: class of the trainer.
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      mesh: Devices.
+      data: Comparisons whose users are trained; if empty, the users that `out` names.
+      out: Run folder.
+      lengths: Lengths of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
+      kind: Class of the trainer.
 
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
@@ -206,14 +206,16 @@ def make_reward_step(
     lengths: Sequence[int],
     method: TrainedMethod = NULL,
 ) -> TrainStep:
-    """The compiled step of a reward model; its groups are the model's own weights, and what its method learns of users.
+    """Return the compiled step of a reward model: rewards, their loss, and AdamW.
+
+    The groups of parameters are the weights of the model and the parameters of its users.
 
     Args:
-      settings: of the run.
-      model: what is trained, and how it scores.
-      mesh: devices.
-      lengths: of the run: see :func:`prb_jax.training.weights.learning_rate`.
-      method: of personalisation.
+      settings: Settings of the run.
+      model: Trained weights and scores of the model.
+      mesh: Devices.
+      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
+      method: Method of personalisation.
 
     Raises:
       MeshError: a mesh axis does not divide a parameter.

@@ -47,15 +47,15 @@ class Trainer:
     """One model in training; :meth:`begin` or :meth:`load_step` gives it weights, and nothing is compiled before that.
 
     Args:
-      settings: of the run.
-      start: the model.
-      program: the compiled functions of a step.
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      program: Compiled functions of a step.
 
     Attributes:
-      settings, start, program: likewise.
-      mesh: devices.
-      state: of all that is trained; see :mod:`prb_jax.training.step`.
-      frozen: weights that are not trained; None before they are read.
+      settings, start, program: Same as the arguments.
+      mesh: Devices.
+      state: Trained parameters and optimiser; see :mod:`prb_jax.training.step`.
+      frozen: Weights that are not trained; None before they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
@@ -178,12 +178,12 @@ class RewardTrainer(Trainer):
     """A reward model in training. Build with :func:`prb_jax.training.train.reward_trainer`.
 
     Args:
-      settings: of the run.
-      start: the model.
-      model: the same as training sees it.
-      method: of personalisation.
-      program: of :func:`prb_jax.training.train.make_reward_step`, for this model and method.
-      lengths: of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      model: Trained weights and scores of this model.
+      method: Method of personalisation.
+      program: Result of :func:`prb_jax.training.train.make_reward_step` for this model and method.
+      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
     """
 
     settings: TrainSettings

@@ -26,7 +26,8 @@ from prb_jax.trees.streams import StreamBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights under AdamW, as a group of parameters. The state: ``params`` (float32) and ``opt``."""
+    """Weights under AdamW: a group of parameters, with the same functions of its state as
+    :class:`prb_jax.personal.method.TrainedMethod`. The state: ``params`` (float32) and ``opt``."""
 
     optimizer: OptimizerSettings  # how they are trained, with a `learning_rate`
     lengths: Sequence[int]  # of the run: see :func:`learning_rate`

@@ -40,7 +40,7 @@ from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.platform.sharding import constrainer
-from prb_jax.training.step import ParameterGroup, TrainStep, make_train_step
+from prb_jax.training.step import TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.streams import StreamBatch
@@ -198,11 +198,10 @@ def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
         )
         for name, source in sources.items()
     }
-    groups: dict[str, ParameterGroup] = {**weights}
     return make_train_step(
         functools.partial(objective.loss, actor),
         split=actor.split,
-        groups=groups,
+        groups=weights,
         frozen_shardings=parameter_shardings(frozen, actor.mesh, config=actor.config),
         learning_rate=weights[POLICY].learning_rate,
         mesh=actor.mesh,

@@ -198,8 +198,8 @@ def check_used(settings: PpoSettings, *, given: Sequence[str] = ()) -> None:
     """Refuse options without effect: each of them must have its default.
 
     Args:
-      settings: of a run.
-      given: keys whose values the caller has from elsewhere.
+      settings: Settings of a run.
+      given: Keys whose values the caller has from elsewhere.
 
     Raises:
       DataError: an option that the algorithm does not use (names those that do), or that needs another one.

@@ -134,16 +134,19 @@ def accumulation(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return a function that adds the gradients of a microbatch to the sums of earlier ones, and its arguments.
 
-    A run calls the two one after the other; as one program they need the same memory, and all that is held is counted.
+    A run calls the two one after the other. As one program they need the same memory; the state goes through it, so
+    that all of it is counted.
     """
     parts = jax.eval_shape(step.gradients, state, frozen, batch, extras).parts
     everywhere = jax.tree.map(lambda _: replicated(step.mesh), parts)
     sums = Sums(step.inputs(state), placed(parts, everywhere))
 
-    def accumulate(sums: Sums, *given: Any) -> Sums:
-        return step.add(sums, step.gradients(*given))
+    def accumulate(sums: Sums, state: TrainState, *given: Any) -> tuple[Sums, TrainState]:
+        return step.add(sums, step.gradients(state, *given)), state
 
-    return jax.jit(accumulate, donate_argnums=0), (sums, state, frozen, batch, extras)
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, sums), step.state_shardings)
+    function = jax.jit(accumulate, out_shardings=shardings, donate_argnums=(0, 1))
+    return function, (sums, state, frozen, batch, extras)
 
 
 def _planned(
