@@ -77,12 +77,14 @@ def train(
       DataError: the data cannot be used.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    # Settings.
     objects = {"data": data, "model": model}
     given = tuple(name for name, value in objects.items() if value is not None)
     settings = load_settings(config, overrides, given=given)
     path = Path(out)
     check_start(TRAINING, path, settings)
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    # Data and model.
     mesh = make_mesh(settings.mesh)
     read = read_training_data(settings, data=data, validation=validation)
     if model is None:
@@ -96,6 +98,7 @@ def train(
         modules = import_module("prb_jax.training.modules")
         kind = modules.ModuleTrainer
         start = modules.start_from_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
+    # The run folder, which must hold the same run or none.
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}
     with contextlib.ExitStack() as stack:
