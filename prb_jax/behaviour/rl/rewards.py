@@ -32,20 +32,14 @@ _JUDGED = "prb_jax.behaviour.rl.judged"  # imported where a reward is a judge
 
 _VIEW = ("profile_posts", "protocol", "max_length")
 
-_USED_BY = {
-    "history": ("adapts",),
-    "profile_posts": ("model", "class server", "judge"),
-    "protocol": ("model",),
-    "max_length": ("model", "cut judge"),
-    "dtype": ("loaded", "judge here"),
-    "mesh": ("loaded", "fitted", "judge here"),
-    "tokenizer": ("class server",),
-    **dict.fromkeys(
-        ("judge.template", "judge.system", "judge.lowest", "judge.highest"), ("judge with a scale",)
-    ),
-    "judge.reason": ("judge",),
-    **dict.fromkeys(("judge.top_logprobs", "judge.concurrency"), ("judge elsewhere",)),
-}
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "history": ("adapts",), "profile_posts": ("model", "class server", "judge"), "protocol": ("model",),
+    "max_length": ("model", "cut judge"), "dtype": ("loaded", "judge here"),
+    "mesh": ("loaded", "fitted", "judge here"), "tokenizer": ("class server",),
+    "judge.template": ("judge with a scale",), "judge.system": ("judge with a scale",),
+    "judge.lowest": ("judge with a scale",), "judge.highest": ("judge with a scale",), "judge.reason": ("judge",),
+    "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
+}  # fmt: skip
 """The kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; every reward uses the others."""
 
 

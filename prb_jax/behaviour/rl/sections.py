@@ -16,7 +16,7 @@ GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms that compare the responses of a prompt with each other."""
 LABELLED: tuple[Algorithm, ...] = ("dpo", "sft")
 """Algorithms that learn from the labelled responses of the data, and draw nothing on their way."""
-DRAWING = tuple(name for name in ALGORITHMS if name not in LABELLED)
+DRAWING: tuple[Algorithm, ...] = ("ppo", "grpo", "rloo", "reinforce++")
 """Algorithms that learn from rollouts."""
 
 

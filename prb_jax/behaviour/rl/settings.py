@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 _USED_BY: dict[str, tuple[Algorithm, ...]] = {
-    **dict.fromkeys(("rollout", "scoring", "kl", "loss"), DRAWING),
-    **dict.fromkeys(("watch.every", "watch.window", "watch.most_kl"), DRAWING),
-    **dict.fromkeys(("advantage", "value", "loss.value_coefficient", "loss.value_clip"), ("ppo",)),
-    "advantage.gamma": ("ppo", "reinforce++"),
-    "advantage.scale_groups": ("grpo",),
-    **dict.fromkeys(("loss.dpo_beta", "loss.label_smoothing"), ("dpo",)),
-}
+    "rollout": DRAWING, "scoring": DRAWING, "kl": DRAWING, "loss": DRAWING,
+    "watch.every": DRAWING, "watch.window": DRAWING, "watch.most_kl": DRAWING,
+    "advantage": ("ppo",), "value": ("ppo",), "loss.value_coefficient": ("ppo",), "loss.value_clip": ("ppo",),
+    "advantage.gamma": ("ppo", "reinforce++"), "advantage.scale_groups": ("grpo",),
+    "loss.dpo_beta": ("dpo",), "loss.label_smoothing": ("dpo",),
+}  # fmt: skip
 """The algorithms that use a section, or one option of it; every algorithm uses the others."""
 
 _IN_STEPS = (
