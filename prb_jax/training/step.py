@@ -247,6 +247,7 @@ def add_gradients(step: TrainStep, state: TrainState, frozen: Params, batches: S
             while len(waiting) > (count if side_by_side else 0):
                 add(waiting.popleft().result())
             if not side_by_side:
+                jax.block_until_ready(sums)  # else a device would hold the gradients of several microbatches
                 with compiling(step.gradients, *batch_sizes(part.batch)):
                     add(compute(placed))
                 step.compiled.add(shapes)
