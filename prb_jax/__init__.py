@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.scoring.scorer import Scorer
     from prb_jax.seams import register_plugin
     from prb_jax.serving.options import Limits, ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
@@ -112,6 +113,7 @@ _HOMES = {
         "scoring.load": "load",
         "scoring.prompt_extras": "PromptExtras",
         "scoring.reward_model": "RewardModel",
+        "scoring.scorer": "Scorer",
         "scoring.plain": "PlainScorer",
         "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
@@ -137,7 +139,7 @@ __all__ = [
     "EndpointOptions", "Evaluation", "FeatureOptions", "FeatureStore", "JudgeOptions", "Limits",
     "LoadOptions", "MeshError", "Message", "PersonalisedModel", "PlainScorer", "Policy", "PolicyAccuracy",
     "Post", "PostsSweep", "PpoResult", "PpoSettings", "PrbError", "PrbWarning", "Prepared", "PromptExtras",
-    "Question", "Ranked", "RewardModel", "RubricAspect", "RunError", "Sample", "SampleOptions", "SampleRun",
+    "Question", "Ranked", "RewardModel", "RubricAspect", "RunError", "Sample", "SampleOptions", "SampleRun", "Scorer",
     "ServeOptions", "Split", "Study", "TrainResult", "TrainSettings", "ViewOptions", "__version__", "ask",
     "audit", "audit_export", "audit_report", "best_of_n", "build", "compare", "convert", "correlate",
     "distil", "evaluate", "evaluate_posts", "guide", "inspect", "judge", "leaderboard", "load", "load_policy",

@@ -133,7 +133,7 @@ class RewardModel(GivesRewards):
         Raises:
           TypeError: the model is an encoder, which reads pairs.
         """
-        if not isinstance(self.tokenizer, ChatTokenizer):
+        if self.streams is None:
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
 
