@@ -60,8 +60,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "encoder": {
         "module": "prb_jax.models.encoder:HeadedEncoder",
         "open": "prb_jax.models.readouts.pair_model:open_pair_model",
-        "params": "prb_jax.models.checkpoints.encoder_folder:load_encoder_params",
-        "program": "prb_jax.models.readouts.score_pairs:make_pair_fn",
+        "load": "prb_jax.scoring.sequence_model:load_pair_model",
         "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
         "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
     },

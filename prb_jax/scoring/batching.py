@@ -1,4 +1,4 @@
-"""Score comparisons: tokenised in windows, packed into streams, or as sequences of an encoder, ahead of the device.
+"""Score comparisons: tokenised in windows and packed into streams, ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
@@ -13,17 +13,15 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import short_repr
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
@@ -37,24 +35,18 @@ from prb_jax.trees.packing import (
     for_keys,
     pack_streams,
 )
-from prb_jax.trees.sequences import (
-    SequenceBatch,
-    SequenceGroup,
-    SequenceOptions,
-    make_sequence_batch,
-    plan_sequences,
-)
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import ScoredBatch, Tree
+from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
+    from prb_jax.trees.sequences import SequenceBatch, SequenceOptions
 
-Batch = StreamBatch | SequenceBatch
-BatchOptions = StreamOptions | SequenceOptions
+Batch: TypeAlias = "StreamBatch | SequenceBatch"
+BatchOptions: TypeAlias = "StreamOptions | SequenceOptions"
 
 FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device starts early
 
@@ -70,19 +62,6 @@ TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
 Dispatch = Callable[[Batch], jax.Array]
-
-
-@dataclass(frozen=True)
-class PlannedBatch:
-    """A batch before it is made; of sequences several batches, which hold all responses of their members."""
-
-    members: tuple[int, ...]
-    computed: int  # tokens that are computed for them, without padding
-    make: Callable[[], list[Batch]]
-    take: Callable[[list[np.ndarray]], list[np.ndarray]]
-    """Gives the scores of each member, from those of the batches."""
-
-    __repr__ = short_repr
 
 
 Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
@@ -220,22 +199,15 @@ def _finish(
 def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool) -> Batcher:
     """Return a batcher of the shape that costs least for trees for which the sample speaks; where `whole`, it is all
     there is."""
-    if isinstance(options, SequenceOptions):
-        return fixed_batcher(options)
+    if not isinstance(options, StreamOptions):
+        return options.batches
     if options.keys is not None:
         options = for_keys(options, sample, whole=whole)
     shape = choose_stream_shape(sample, options, whole=whole)
-    return partial(_stream_batches, shape=shape, options=options)
+    return partial(stream_batches, shape=shape, options=options)
 
 
-def fixed_batcher(options: BatchOptions) -> Batcher:
-    """Return a batcher that needs no sample: into the `fixed` shapes of the options."""
-    if isinstance(options, SequenceOptions):
-        return partial(_sequence_batches, options=options)
-    return partial(_stream_batches, shape=options.fixed[-1], options=options)
-
-
-def _stream_batches(
+def stream_batches(
     trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
 ) -> Iterator[PlannedBatch]:
     """Pack trees into streams; those that begin alike share their beginning."""
@@ -256,38 +228,9 @@ def _stream_batches(
         )
 
 
-def _sequence_batches(
-    trees: Sequence[Tree], indices: Sequence[int], *, options: SequenceOptions
-) -> Iterator[PlannedBatch]:
-    """Put the sequences of trees into batches by length; what an earlier group computes too is computed once."""
-    plan = plan_sequences(trees, options)
-    makers: dict[int, SequenceGroup] = {}  # of each batch the group for which it is made
-    scores: dict[int, np.ndarray] = {}  # of each sequence
-
-    def make(group: SequenceGroup) -> list[Batch]:
-        own = [number for number in group.batches if makers.setdefault(number, group) is group]
-        return [make_sequence_batch(plan.found.sequences, plan.batches[number]) for number in own]
-
-    def take(group: SequenceGroup, computed: list[np.ndarray]) -> list[np.ndarray]:
-        own = [number for number in group.batches if makers[number] is group]
-        for number, values in zip(own, computed, strict=True):
-            scores.update(zip(plan.batches[number].members, values, strict=False))
-        return [np.stack([scores[place] for place in plan.found.places[member]]) for member in group.members]
-
-    for group in plan.groups:
-        yield PlannedBatch(
-            members=tuple(indices[member] for member in group.members),
-            computed=group.tokens,
-            make=partial(make, group),
-            take=partial(take, group),
-        )
-
-
 def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes by which the programs of batches are told apart."""
-    return np.shape(batch.tokens), np.shape(
-        batch.lengths if isinstance(batch, SequenceBatch) else batch.reads
-    )
+    return np.shape(batch.tokens), np.shape(batch.reads if isinstance(batch, StreamBatch) else batch.lengths)
 
 
 def stream_options(

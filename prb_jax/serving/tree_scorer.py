@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, fixed_batcher
+from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
@@ -59,7 +60,9 @@ class TreeScorer:
     @property
     def batcher(self) -> Batcher:
         """What makes batches of trees, in the fixed shapes."""
-        return fixed_batcher(self.shapes)
+        if isinstance(self.shapes, SequenceOptions):
+            return self.shapes.batches
+        return partial(stream_batches, shape=self.shapes.fixed[-1], options=self.shapes)
 
     def compile(self) -> None:
         """Compile the program of each shape."""
