@@ -100,9 +100,10 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "sources": {
         "benchmark": "prb_jax.records.sources.benchmarks:BenchmarkSource",
-        "folder": "prb_jax.records.sources.folders:FolderSource",
+        "folder": "prb_jax.records.sources.folders:open_folder",
         "hub": "prb_jax.records.sources.folders:HubSource",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
+        "prepared text": "prb_jax.records.sources.prepared:check_text",
     },
     "storage": {
         "accepts_urls": "prb_jax.platform.storage.urls:accepts_urls",

@@ -21,11 +21,11 @@ from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.token_store import (
     STORE,
-    TokenisedComparison,
     TokenStore,
     first_difference,
     open_store,
 )
+from prb_jax.trees.tree import TokenisedComparison
 
 
 class StoredComparisons(Items[TokenisedComparison]):

@@ -30,8 +30,7 @@ from prb_jax.text.view import (
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
-from prb_jax.trees.token_store import TokenisedComparison
-from prb_jax.trees.tree import Tree, Truncation, build_tree
+from prb_jax.trees.tree import TokenisedComparison, Tree, Truncation, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig

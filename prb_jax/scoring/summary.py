@@ -15,7 +15,6 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.records.comparison import Message
-from prb_jax.records.sources.prepared import check_text
 from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
@@ -90,7 +89,9 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
         sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
         return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
     if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
-        check_text(inputs.prepared)  # it was read, beside the tokens or in their place
+        get("sources", "prepared text").value(
+            inputs.prepared
+        )  # it was read, beside the tokens or in their place
     figures: dict[str, Any] = {}
     for control in controls:
         summary = finish_run(control, baselines={})

@@ -153,6 +153,15 @@ class EqualSides:
         return f"{counted(self.comparisons, 'comparison')} with the same tokens on both sides ({names}{more})"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenisedComparison:
+    """A comparison by its tokens, in place of its text."""
+
+    id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
+    user_id: str | None
+    tree: Callable[[], Tree]  # reads it
+
+
 @dataclass(frozen=True)
 class PlannedBatch:
     """A batch before it is made; of sequences several batches, which hold all responses of their members."""

@@ -66,6 +66,10 @@ class BenchmarkSource(Source):
             raise DataError(f"{folder}: no {named} in it; expected {rule.home} for {rule.name}")
         return paths
 
+    @property
+    def tokens(self) -> Path | None:
+        return self.inner.tokens
+
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         if self.kind == "folder":
             files = {self._inside(file): digest(file) for file in sorted(self.files(split=split))}

@@ -20,7 +20,9 @@ from prb_jax.records.benchmarks.prb import PRB_REPOSITORY, PRB_SUBSETS, same_sub
 from prb_jax.records.field_names import FieldNames
 from prb_jax.records.files import has_known_suffix, read_rows
 from prb_jax.records.lines import WINDOWED, Row, is_large
+from prb_jax.records.sources.prepared import PreparedSource, is_prepared, metadata
 from prb_jax.records.sources.source import Digest, Source
+from prb_jax.seams import names
 
 README: Final = "README.md"
 
@@ -42,6 +44,14 @@ _TABLES: Final = frozenset(
 _NO_DATA: Final = (
     "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
 )  # fmt: skip
+
+
+def open_folder(path: str) -> Source:
+    """Return the source of a folder: one that `prb prepare` wrote, or a data set in the layout of the hub."""
+    if not is_prepared(Path(path)):
+        return FolderSource(path)
+    benchmark = metadata(Path(path)).get("benchmark")
+    return PreparedSource(path, benchmark=benchmark if benchmark in names("benchmarks") else None)
 
 
 class FolderSource(Source):

@@ -21,13 +21,6 @@ from prb_jax.records.intake import Placed, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items, LargeComparisons
 from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
-from prb_jax.records.sources.prepared import (
-    PreparedComparisons,
-    PreparedSource,
-    is_prepared,
-    metadata,
-    tokens_folder,
-)
 from prb_jax.records.sources.source import FileSource, PythonSource, Source
 from prb_jax.seams import get, is_imported, is_python_value, names
 
@@ -93,13 +86,14 @@ def open_comparisons(
     if not files:
         return Held(each_comparison(source, subset=subset, split=split, limit=limit))
     _check_limit(limit)
-    prepared = opened.kind == "prepared"
-    readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
+    stored = opened.stored(split=split)
+    raw = files if stored is None else ()
+    readers = {file: JsonLines(file) for file in raw if file.suffix != ".parquet"}
 
     def rows() -> Iterator[Row]:
-        for file in () if prepared else files:
+        for file in raw:
             yield from readers[file].rows() if file in readers else read_rows(file, columns=opened.columns)
-        if prepared:
+        if stored is not None:
             yield from opened.rows(subset=subset, split=split)
 
     mapped = _mapped(rows, opened)
@@ -111,8 +105,7 @@ def open_comparisons(
 
     count = None
     if subset is None and not readers:
-        whole = PreparedComparisons(opened.name, split=split) if prepared else ()
-        count = len(whole) if prepared else sum(map(parquet_rows, files))
+        count = sum(map(parquet_rows, raw)) if stored is None else len(stored)
         count = min(count, limit or count)
     large = LargeComparisons(
         lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
@@ -137,8 +130,8 @@ def find_comparisons(
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
-    if files and opened.kind == "prepared":
-        return PreparedComparisons(opened.name, split=split)
+    if files and (stored := opened.stored(split=split)) is not None:
+        return stored
     if sum(map(unpacked_size, files)) > lines.HELD:
         raise DataError(
             f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
@@ -232,9 +225,7 @@ def recorded_sources(names: Any, *, where: str) -> list[str]:
 
 def prepared_tokens(source: str | Path) -> Path | None:
     """The prepared folder that the source is, if it holds tokens beside the text."""
-    opened = _resolve(source, split="")
-    folder = Path(opened.name)
-    return folder if opened.kind == "prepared" and tokens_folder(folder) is not None else None
+    return _resolve(source, split="").tokens
 
 
 def benchmark_of(source: str | Path) -> str | None:
@@ -281,11 +272,7 @@ def _at(place: str | Path) -> Source:
     """What lies at a path or an id, with the name of the benchmark that it says to hold."""
     path = Path(place)
     if path.is_dir():
-        if not is_prepared(path):
-            return get("sources", "folder").value(str(path))
-        benchmark = metadata(path).get("benchmark")
-        known = benchmark if benchmark in names("benchmarks") else None
-        return PreparedSource(str(path), benchmark=known)
+        return get("sources", "folder").value(str(path))
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
     if isinstance(place, str) and _HUB_ID.fullmatch(place):

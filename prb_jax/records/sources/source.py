@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prb_jax.errors import DataError, PrbError
 from prb_jax.records.comparison import Comparison
@@ -16,6 +16,9 @@ from prb_jax.records.files import read_rows
 from prb_jax.records.intake import given_rows
 from prb_jax.records.lines import Row, is_large
 from prb_jax.seams import python_value
+
+if TYPE_CHECKING:
+    from prb_jax.records.items import Items
 
 Digest = Callable[[Path], Any]
 
@@ -48,6 +51,15 @@ class Source:
     def large_files(self, *, split: str) -> Sequence[Path]:
         """Return the files that are read by windows, as they are large; none where all is read at once."""
         return []
+
+    def stored(self, *, split: str) -> Items[Comparison] | None:
+        """Return the comparisons on the disk, if each can be read from there when it is asked for."""
+        return None
+
+    @property
+    def tokens(self) -> Path | None:
+        """The folder of the source, if it holds tokens beside the text."""
+        return None
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         """Return what the source is made of, JSON-ready: equal now and later only if its contents are."""
