@@ -74,6 +74,9 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "evaluation": {
         "aspects": "prb_jax.scoring.prompt_extras:show_aspects",
+        "benchmark check": "prb_jax.scoring.benchmark_scores:check_benchmarks",
+        "benchmark files": "prb_jax.scoring.benchmark_scores:write_result_files",
+        "benchmark scores": "prb_jax.scoring.benchmark_scores:benchmark_scores",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
@@ -101,7 +104,8 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "sources": {
         "benchmark": "prb_jax.records.sources.benchmarks:BenchmarkSource",
         "folder": "prb_jax.records.sources.folders:open_folder",
-        "hub": "prb_jax.records.sources.folders:HubSource",
+        "hub": "prb_jax.records.sources.folders:open_hub",
+        "published": "prb_jax.records.sources.benchmarks:open_published",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
         "prepared text": "prb_jax.records.sources.prepared:check_text",
     },

@@ -23,7 +23,6 @@ from typing import Any, Final, NotRequired, TypedDict
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
-from prb_jax.records.benchmarks.benchmark import AGGREGATES
 from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.clusters import CLUSTERS
 from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
@@ -144,7 +143,8 @@ EVALUATION: Final = RunKind(
     "prb evaluate",
     rows=SCORE_ROWS,
     inputs=EvaluationInputs,
-    sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, f"*/{AGGREGATES}/**/*.json"),
+    # the last ones are RewardBench's result files: `AGGREGATES` of `prb_jax.records.benchmarks.benchmark`
+    sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, "*/eval-set/**/*.json"),
 )
 
 

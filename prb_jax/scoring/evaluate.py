@@ -17,7 +17,7 @@ from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import flat_settings, from_flat, options_of
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
-from prb_jax.scoring.inputs import Data, Inputs, check_benchmarks, read_inputs
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.job import open_job
 from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history
 from prb_jax.scoring.options import EvaluateOptions
@@ -137,7 +137,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     if options.aspects is not None:
         inputs = get("evaluation", "aspects").value(inputs, options.aspects)
     history = read_history(options.history)
-    check_benchmarks(inputs)
+    if inputs.benchmarks:
+        get("evaluation", "benchmark check").value(inputs)
     _check_processes(model, inputs, options)
     recorded = options.out is not None
     scorer = open_scorer(model, options.loading, name=options.name, recorded=recorded, history=history)

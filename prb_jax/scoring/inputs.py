@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
-from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed, Records, digest, given_rows, read_records
 from prb_jax.records.items import Held, Items, joined, stamp, windows
@@ -273,25 +271,6 @@ def _check(records: Iterable[Placed]) -> None:
         seen[comparison.id] = place
     if not seen:
         raise DataError("nothing to score: expected at least one comparison")
-
-
-def check_benchmarks(inputs: Inputs) -> None:
-    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
-
-    Raises:
-      DataError: naming the comparison that is not of the form that the rule needs.
-    """
-    for name, positions in inputs.benchmarks.items():
-        unscored = (inputs.comparisons[position] for position in positions)
-        rows = [
-            ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored
-        ]
-        try:
-            get_benchmark(name).score(rows)
-        except DataError as error:
-            raise DataError(
-                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
-            ) from error
 
 
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:

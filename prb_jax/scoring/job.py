@@ -21,7 +21,6 @@ from prb_jax.scoring.inputs import (
     SPLIT,
     Inputs,
     LeftOut,
-    check_benchmarks,
     check_too_long,
     leave_out,
     warn_without_profiles,
@@ -103,7 +102,8 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
     elif options.too_long == "skip" and reader is not None:
         inputs = leave_out(inputs, reader, view=view)
-        check_benchmarks(inputs)
+        if inputs.benchmarks:
+            get("evaluation", "benchmark check").value(inputs)
     return Job(
         name=options.name or known_as,
         scorer=scorer,

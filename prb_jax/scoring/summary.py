@@ -10,18 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
-from prb_jax.records.benchmarks import get_benchmark
-from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
-from prb_jax.records.comparison import Message
-from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import (
-    BASELINES,
     FIRST,
     PROFILE_OVERLAP,
     SHOWN_OVERLAP,
@@ -29,15 +23,16 @@ from prb_jax.scoring.baselines import (
     profile_overlap,
 )
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, check_unchanged
+from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, check_unchanged
 from prb_jax.scoring.job import Job
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
 from prb_jax.seams import get
-from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 """By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
+
+RESAMPLES: Final = 400  # of the rows of a benchmark, for the interval of its score
 
 DEFINITIONS: Final = {
     "readout": "how the model's outputs become one score: --readout",
@@ -133,7 +128,7 @@ def finish_run(
     more["judge"] = judged or None
     more["controls"] = _defined(controls or {}, undefined) or None
     if inputs.benchmarks:
-        more["benchmarks"] = benchmark_scores(
+        more["benchmarks"] = get("evaluation", "benchmark scores").value(
             inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
     more |= scorer.own_figures(inputs.comparisons)
@@ -150,8 +145,8 @@ def finish_run(
     said = more.keys() | ({USERS} if has_users else set())
     summary |= more
     summary["definitions"] |= {name: meaning for name, meaning in DEFINITIONS.items() if name in said}
-    if job.control is None and undefined is None:
-        _write_result_files(folder.path, job, rows)
+    if inputs.benchmarks and job.control is None and undefined is None:
+        get("evaluation", "benchmark files").value(folder.path, job, rows)
     folder.finish(summary)
     if computed is not None:
         folder.settle_computed(computed)
@@ -206,78 +201,3 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
 
 def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
     return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
-
-
-def benchmark_scores(
-    inputs: Inputs,
-    rows: Sequence[ScoredRow],
-    baselines: BASELINE_ROWS,
-    *,
-    clusters: Clusters,
-    seed: int,
-    undefined: str | None = None,
-) -> dict[str, Any]:
-    """Return the entry "benchmarks" of a summary.
-
-    Args:
-      inputs: Inputs of the run.
-      rows, baselines, clusters: Results in the order of the comparisons.
-      seed: Seed for the resampling.
-      undefined: Reason why no figure of the rows is defined, if any.
-
-    Raises:
-      DataError: Rows do not have the form that a benchmark's rule needs.
-    """
-    scores: dict[str, Any] = {}
-    for name, positions in inputs.benchmarks.items():
-        benchmark = get_benchmark(name)
-        benchmark_rows = [rows[position] for position in positions]
-        users = [clusters.users[position] for position in positions]
-        score = benchmark.score(benchmark_rows).to_json()
-        none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
-        intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed)
-        if undefined is not None:
-            reason = {"score_ci95_reason": undefined, "figures_ci95": none["figures"]}
-            score, intervals = none, {"score_ci95": None, **reason}
-        scores[name] = {
-            "rule": benchmark.rule,
-            **score,
-            **intervals,
-            "baselines": {
-                baseline: {**none, "reason": scored}
-                if isinstance(scored, str)
-                else benchmark.score([scored[position] for position in positions]).to_json()
-                for baseline, scored in baselines.items()
-                if baseline in BASELINES  # votes speak of some comparisons, and a rule needs all
-            },
-        }
-    return scores
-
-
-def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
-    """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
-    template writes their texts, or they are the bare conversations."""
-    tokenizer = job.scorer.tokenizer
-    render = getattr(tokenizer, "render", None)
-    for benchmark, positions in job.inputs.benchmarks.items():
-        if (result_tables := get_benchmark(benchmark).results) is None:
-            continue
-        texts = []
-        for position in positions:
-            seen = visible(
-                job.inputs.comparisons[position],
-                profile_posts=job.view.profile_posts,
-                protocol=job.view.protocol,
-                order_claim=job.view.order_claim,
-            )
-            spoken = [(*seen.prefix_messages, Message("assistant", text)) for text in seen.responses]
-            bare = ["\n\n".join(message.content for message in messages) for messages in spoken]
-            texts.append(bare if render is None else render(spoken))
-        files = result_files(
-            result_tables([rows[position] for position in positions], texts),
-            model=job.name,
-            model_type="Custom Classifier" if render is None else "Seq. Classifier",
-            chat_template=None if render is None else tokenizer.template_hash,
-        )
-        for path, content in files.items():
-            write_json(out / benchmark / path, content, indent=4, sort_keys=True)

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.platform.paths import localised
-from prb_jax.records import benchmarks, lines
-from prb_jax.records.benchmarks.prb import same_subset
+from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
@@ -21,7 +20,7 @@ from prb_jax.records.intake import Placed, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items, LargeComparisons
 from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
-from prb_jax.records.sources.source import FileSource, PythonSource, Source
+from prb_jax.records.sources.source import FileSource, PythonSource, Source, same_subset
 from prb_jax.seams import get, is_imported, is_python_value, names
 
 PERSONAS: Final = "personas"
@@ -257,12 +256,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
             raise DataError(f"{source}: holds the benchmark {quote(opened.benchmark)}")
         opened = replace(opened, benchmark=name)
     else:
-        benchmark = benchmarks.get_benchmark(name)
-        if benchmark.repository is None:
-            raise DataError(
-                f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
-            )
-        opened = get("sources", "hub").value(benchmark.repository, benchmark=name)
+        opened = get("sources", "published").value(name)
     if opened.benchmark in (None, PRB):
         return opened
     return get("sources", "benchmark").value(opened.name, benchmark=opened.benchmark, inner=opened)
@@ -276,8 +270,7 @@ def _at(place: str | Path) -> Source:
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
     if isinstance(place, str) and _HUB_ID.fullmatch(place):
-        benchmark = benchmarks.of_repository(place)
-        return get("sources", "hub").value(place, benchmark=None if benchmark is None else benchmark.name)
+        return get("sources", "hub").value(place)
     raise DataError(
         f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
         f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(names('benchmarks'))}"

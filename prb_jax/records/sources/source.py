@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from prb_jax.errors import DataError, PrbError
 from prb_jax.records.comparison import Comparison
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from prb_jax.records.items import Items
 
 Digest = Callable[[Path], Any]
+
+PRB_SUBSETS: Final[Mapping[str, str]] = {
+    "Lifestyle_and_Personal_Development": "Lifestyle",
+    "Art_and_Entertainment": "Art",
+    "Society_and_Culture": "Society",
+}
+"""Config name on the hub -> short name, which is that of the paper's released scripts."""
+
+_SHORT_NAMES: Final = {
+    name.casefold(): short for long, short in PRB_SUBSETS.items() for name in (long, short)
+}
+
+
+def short_name(subset: str) -> str:
+    """The short name of a subset of the paper's data set, in any spelling; other names unchanged."""
+    return _SHORT_NAMES.get(subset.casefold(), subset)
+
+
+def same_subset(name: str | None, wanted: str) -> bool:
+    """Whether a subset is the one that is wanted, in any spelling."""
+    return name is not None and short_name(name) == short_name(wanted)
 
 
 @dataclass(frozen=True)
