@@ -74,6 +74,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "evaluation": {
         "aspects": "prb_jax.scoring.prompt_extras:show_aspects",
+        "baselines": "prb_jax.scoring.baseline_rows:all_baselines",
         "benchmark check": "prb_jax.scoring.benchmark_scores:check_benchmarks",
         "benchmark files": "prb_jax.scoring.benchmark_scores:write_result_files",
         "benchmark scores": "prb_jax.scoring.benchmark_scores:benchmark_scores",
@@ -114,7 +115,10 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "fetched": "prb_jax.platform.storage.urls:fetched",
         "staged": "prb_jax.platform.storage.urls:staged",
     },
-    "tables": {"readouts": "prb_jax.models.readouts.registry:ROWS"},
+    "tables": {
+        "baselines": "prb_jax.scoring.baselines:BASELINES",
+        "readouts": "prb_jax.models.readouts.registry:ROWS",
+    },
     "tokenizers": dict.fromkeys(
         ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
     ),

@@ -7,24 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring.baselines import (
-    FIRST,
-    PROFILE_OVERLAP,
-    SHOWN_OVERLAP,
-    VOTES,
-    profile_overlap,
-)
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring import VOTES
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, check_unchanged
-from prb_jax.scoring.job import Job
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
 from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES
@@ -91,7 +81,7 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
     for control in controls:
         summary = finish_run(control, baselines={})
         figures[str(control.job.control)] = get("evaluation", "control figures").value(run, control, summary)
-    return finish_run(run, baselines=all_baselines(job), controls=figures)
+    return finish_run(run, baselines=get("evaluation", "baselines").value(job), controls=figures)
 
 
 def finish_run(
@@ -166,38 +156,3 @@ def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, An
         }
         for name, figures in controls.items()
     }
-
-
-_WITHOUT_SCORES: Final = {
-    PROFILE_OVERLAP: "no response shares a word with a profile",
-    FIRST: "the responses are given as chosen and rejected, so that their places say nothing",
-}
-_VOTES_OF_LARGE_DATA: Final = "the data are read by windows, and the votes of other users need them at once"
-_NO_VOTES: Final = (
-    "no two users judge the same responses to the same prompt, or too few of them judge another pair"
-)
-
-
-def all_baselines(job: Job) -> BASELINE_ROWS:
-    """Return the rows of every baseline by name, or why one says nothing of the comparisons.
-
-    The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
-    shown" is there where the model sees some posts of a profile and not all of them.
-    """
-    comparisons, table = job.inputs.comparisons, job.table
-    baselines: dict[str, Sequence[ScoredRow] | str] = {}
-    for name, rows in table.baselines().items():
-        says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
-        baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
-    if not comparisons.in_memory:
-        return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
-    posts = None if job.scorer.reader is None else job.view.profile_posts
-    if posts and any(len(comparison.profile) > posts for comparison in comparisons):
-        baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
-    for name, votes in VOTES.items():
-        baselines[name] = _rows(table, votes(comparisons)) or _NO_VOTES
-    return baselines
-
-
-def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
-    return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
