@@ -52,6 +52,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
         "gpu": "prb_jax.models.attention.cudnn:CUDNN",
         "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+        "many blocks": "prb_jax.models.attention.batched:attend_many",
     },
     "benchmarks": {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
@@ -78,12 +79,21 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "benchmark check": "prb_jax.scoring.benchmark_scores:check_benchmarks",
         "benchmark files": "prb_jax.scoring.benchmark_scores:write_result_files",
         "benchmark scores": "prb_jax.scoring.benchmark_scores:benchmark_scores",
+        "clusters": "prb_jax.runs.clusters:write_clusters",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
-    "models": {"soft prompts": "prb_jax.personal.prompts:load_prompts"},
+    "models": {
+        "module": "prb_jax.models.readouts.module:reward_module",
+        "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",
+        "soft prompts": "prb_jax.personal.prompts:load_prompts",
+    },
+    "parts": {
+        "finish": "prb_jax.runs.parts:finish_part",
+        "parse": "prb_jax.runs.parts:parse_part",
+    },
     "projections": {
         "add": "prb_jax.models.lora:add_arrays",
         "adapted": "prb_jax.models.lora:adapted_project",

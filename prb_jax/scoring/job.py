@@ -14,7 +14,6 @@ from prb_jax.platform.processes.sharing import on_first_process, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import is_settled
-from prb_jax.runs.parts import Part, parse_part
 from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import (
@@ -32,6 +31,7 @@ from prb_jax.text.view import View
 from prb_jax.version import computing_versions
 
 if TYPE_CHECKING:
+    from prb_jax.runs.parts import Part
     from prb_jax.scoring.prepared_tokens import StoredComparisons
 
 
@@ -114,7 +114,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         view=view,
         decided=decided,
         notes=notes,
-        part=None if options.part is None else parse_part(options.part),
+        part=None if options.part is None else get("parts", "parse").value(options.part),
     )
 
 

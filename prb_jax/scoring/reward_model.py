@@ -15,9 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
-from prb_jax.models.checkpoints.out_of_range import explain_scores
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.readouts.module import Program, RewardModule, reward_module
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
     from prb_jax.models.model import Config
+    from prb_jax.models.readouts.module import RewardModule
     from prb_jax.models.readouts.pair_model import PairRewardModule
     from prb_jax.text.pair_tokenizer import PairTokenizer
     from prb_jax.text.tokenizer import ChatTokenizer
@@ -110,10 +109,8 @@ class RewardModel(GivesRewards):
 
         What changes the module, such as `nnx.Optimizer`, leaves this model as it was loaded.
         """
-        program = Program(
-            mesh=self.mesh, dtype=jnp.dtype(self.dtype), readout=self.labels, attention=self.streams
-        )
-        return reward_module(self.config, self.params, program)
+        program = {"mesh": self.mesh, "dtype": jnp.dtype(self.dtype), "readout": self.labels}
+        return get("models", "module").value(self.config, self.params, attention=self.streams, **program)
 
     @property
     def name(self) -> str:
@@ -253,7 +250,7 @@ class RewardModel(GivesRewards):
 
     def explain_scores(self) -> str:
         """Return in words which weights may be why the scores cannot be used."""
-        return explain_scores(self.params, self.config)
+        return get("models", "out of range").value(self.params, self.config)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
         """Return whether a post is in a prompt, or a user has a soft prompt."""

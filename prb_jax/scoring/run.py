@@ -28,7 +28,6 @@ from prb_jax.records.items import Items
 from prb_jax.records.options import options_of
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
-from prb_jax.runs.parts import Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
 from prb_jax.scoring.inputs import Inputs
@@ -83,7 +82,7 @@ class ScoredRun:
                 table.advance(max(indices, default=-1) + 1)
             return before > 0 and all(map(is_finished, indices))
 
-        skip = Skip(are_finished, job.part)
+        skip = are_finished if job.part is None else job.part.skip(are_finished)
         batches = job.scorer.stream(job.shown, view=job.view, batch_tokens=batch_tokens, skip=skip)
         count, label = Count(0, before), ", ".join(filter(None, (job.name, job.control)))
         _estimate(count, job.shown)

@@ -9,9 +9,7 @@ from typing import Any, Final
 
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
-from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring import VOTES
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, check_unchanged
@@ -72,7 +70,7 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
     if job.part is not None:
         files = (SCORES, COMPUTED, JUDGEMENTS)
         sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
-        return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
+        return {"model": job.name, **get("parts", "finish").value(folder, job.part, **sizes, files=files)}
     if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
         get("sources", "prepared text").value(
             inputs.prepared
@@ -96,7 +94,8 @@ def finish_run(
         check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
     clusters = job.table.clusters(inputs.comparisons)
-    write_clusters(folder.path, rows, clusters)
+    if clusters.responses is not None or clusters.derived:
+        get("evaluation", "clusters").value(folder.path, rows, clusters)
     judged = scorer.judge_figures(inputs.comparisons)
     undefined = judged.get("undefined")
     figures = summarise(
