@@ -82,6 +82,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "clusters": "prb_jax.runs.clusters:write_clusters",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
+        "leave out": "prb_jax.scoring.left_out:leave_out",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
@@ -93,6 +94,10 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "parts": {
         "finish": "prb_jax.runs.parts:finish_part",
         "parse": "prb_jax.runs.parts:parse_part",
+    },
+    "processes": {
+        "encode": "prb_jax.scoring.encode_together:encode_part",
+        "same evaluation": "prb_jax.scoring.same_choices:check_same_evaluation",
     },
     "projections": {
         "add": "prb_jax.models.lora:add_arrays",

@@ -23,11 +23,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.platform.processes.sharing import process_count
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Window, windows
-from prb_jax.scoring.reader import Encode, Gather, encode_part
+from prb_jax.scoring.reader import Encode
 from prb_jax.scoring.scorer import Skip, skip_nothing
+from prb_jax.seams import get
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
@@ -62,6 +64,9 @@ TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
 Dispatch = Callable[[Batch], jax.Array]
+
+Gather = Callable[[], list[Tree]]
+"""Gives the trees of all processes, in the order of the comparisons; a collective."""
 
 
 Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
@@ -98,7 +103,10 @@ def stream_scores(
     needed = _needed(chain([first], upcoming), getattr(skip, "window", skip))
     if (following := next(needed, None)) is None:
         return  # nothing is tokenised
-    tokenise = partial(encode_part, encode=encode, divide=divide)
+    tokenise = _encode_alone
+    if divide and process_count() > 1:
+        tokenise = get("processes", "encode").value
+    tokenise = partial(tokenise, encode=encode)
     sample = tokenise(first.comparisons)()
     batches = choose_batcher(sample, options, whole=first.last)
     known = [(first.places, sample)] if following is first else []  # it need not be tokenised again
@@ -126,6 +134,11 @@ def stream_scores(
         finally:
             windows_of_trees.close()
             computing.shutdown(wait=False, cancel_futures=True)
+
+
+def _encode_alone(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+    trees = encode(comparisons)
+    return lambda: trees
 
 
 def _needed(upcoming: Iterable[Window], skip_window: Skip) -> Iterator[Window]:

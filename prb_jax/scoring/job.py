@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import RunError, printable, short_repr
@@ -19,9 +19,7 @@ from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import (
     SPLIT,
     Inputs,
-    LeftOut,
     check_too_long,
-    leave_out,
     warn_without_profiles,
 )
 from prb_jax.scoring.options import EvaluateOptions
@@ -98,12 +96,9 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         **({"remarks": remarks} if remarks else {}),
     }
     tokens = _prepared(scorer, inputs, view, options)
-    if options.too_long == "skip" and tokens is not None:
-        inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
-    elif options.too_long == "skip" and reader is not None:
-        inputs = leave_out(inputs, reader, view=view)
-        if inputs.benchmarks:
-            get("evaluation", "benchmark check").value(inputs)
+    if options.too_long == "skip":
+        leave_out = get("evaluation", "leave out").value
+        inputs = leave_out(inputs, reader, view=view, has_tokens=tokens is not None)
     return Job(
         name=options.name or known_as,
         scorer=scorer,

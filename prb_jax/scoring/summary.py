@@ -12,7 +12,7 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring import VOTES
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, check_unchanged
+from prb_jax.scoring.inputs import check_unchanged
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
 from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES
@@ -57,7 +57,8 @@ DEFINITIONS: Final = {
     "history_left_out": "comparisons of the history that tell nothing of their user, by reason; they are not used",
     USERS: USERS_DEFINITION,
     "unknown_users": "users that the model was not trained with; what it learned for anybody stands for them",
-    "left_out": LEFT_OUT_DEFINITION,
+    "left_out": "comparisons that were not scored, because a response leaves no room for its prompt within the limit, "
+    f"named in {LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure",
 }
 """The meaning of what a summary has for some runs alone."""
 

@@ -33,8 +33,9 @@ from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepar
 from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
+from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
-from prb_jax.scoring.reader import Reader, open_reader, packed_trees, unpacked_trees
+from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
