@@ -86,6 +86,12 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
+    "formats": {
+        "csv": "prb_jax.records.csv_files:csv_rows",
+        "parquet": "prb_jax.records.arrow_tables:parquet_values",
+        "parquet rows": "prb_jax.records.arrow_tables:parquet_rows",
+        "table": "prb_jax.records.arrow_tables:table_values",
+    },
     "models": {
         "module": "prb_jax.models.readouts.module:reward_module",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",

@@ -15,7 +15,7 @@ from prb_jax.platform.paths import localised
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
-from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
+from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, read_rows
 from prb_jax.records.intake import Placed, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items, LargeComparisons
 from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
@@ -104,7 +104,7 @@ def open_comparisons(
 
     count = None
     if subset is None and not readers:
-        count = sum(map(parquet_rows, raw)) if stored is None else len(stored)
+        count = sum(map(get("formats", "parquet rows").value, raw)) if stored is None else len(stored)
         count = min(count, limit or count)
     large = LargeComparisons(
         lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
