@@ -92,6 +92,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "parquet rows": "prb_jax.records.arrow_tables:parquet_rows",
         "table": "prb_jax.records.arrow_tables:table_values",
     },
+    "kernel tables": {
+        "fit": "prb_jax.trees.kernel_tables:for_keys",
+        "options": "prb_jax.trees.kernel_tables:for_table",
+        "table": "prb_jax.trees.kernel_tables:kernel_table",
+    },
     "models": {
         "module": "prb_jax.models.readouts.module:reward_module",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",

@@ -34,7 +34,6 @@ from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
     StreamShape,
-    for_keys,
     pack_streams,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape
@@ -215,7 +214,7 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
     if not isinstance(options, StreamOptions):
         return options.batches
     if options.keys is not None:
-        options = for_keys(options, sample, whole=whole)
+        options = get("kernel tables", "fit").value(options, sample, whole=whole)
     shape = choose_stream_shape(sample, options, whole=whole)
     return partial(stream_batches, shape=shape, options=options)
 

@@ -35,7 +35,7 @@ from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
 from prb_jax.seams import get
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.packing import StreamOptions, for_keys
+from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.stream_shapes import pack_together
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
 from prb_jax.trees.tree import ScoredBatch, Tree
@@ -191,7 +191,7 @@ class RewardModel(GivesRewards):
         options = self.batch_options()
         assert isinstance(options, StreamOptions)
         if options.keys is not None:
-            options = for_keys(options, trees, whole=True)
+            options = get("kernel tables", "fit").value(options, trees, whole=True)
         packed = pack_together(trees, options)
         batch = make_stream_batch(trees, packed, options)
         return self.place(replace(batch, places=places_of_trees(trees, packed)))

@@ -14,7 +14,8 @@ from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, stream_batche
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -23,7 +24,7 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
 )
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import KeyLayout, round_up
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
