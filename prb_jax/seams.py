@@ -114,6 +114,10 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "add": "prb_jax.models.lora:add_arrays",
         "adapted": "prb_jax.models.lora:adapted_project",
     },
+    "protocols": {
+        "paper": "prb_jax.trees.paper:encode_paper",
+        "shorten": "prb_jax.trees.shorten:shortened_prompt",
+    },
     "quantisation": {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
         "form": "prb_jax.models.quantization:quantization_form",

@@ -23,7 +23,7 @@ from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.run import ScoredRun, open_scored_run, session_facts
 from prb_jax.scoring.summary import sum_up
 from prb_jax.seams import get
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 
 
 @dataclass(frozen=True)

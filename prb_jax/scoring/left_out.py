@@ -15,7 +15,7 @@ from prb_jax.scoring.benchmark_scores import check_benchmarks
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import View
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 
 _AT_A_TIME: Final = 4096
 

@@ -25,8 +25,7 @@ from prb_jax.text.view import (
     read_trained_view,
 )
 from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.encode import encode_comparisons, encode_each
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError, encode_comparisons, encode_each
 from prb_jax.trees.tree import TokenisedComparison, Tree, build_tree
 
 if TYPE_CHECKING:

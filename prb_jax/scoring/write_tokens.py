@@ -37,7 +37,7 @@ from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
 from prb_jax.trees.tree import Tree
 

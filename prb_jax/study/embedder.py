@@ -47,7 +47,7 @@ from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import ScoredBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."
