@@ -97,6 +97,10 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "options": "prb_jax.trees.kernel_tables:for_table",
         "table": "prb_jax.trees.kernel_tables:kernel_table",
     },
+    "large data": {
+        "join": "prb_jax.records.sources.large:join_large",
+        "open": "prb_jax.records.sources.large:open_large",
+    },
     "models": {
         "module": "prb_jax.models.readouts.module:reward_module",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ from prb_jax.platform.paths import localised
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
-from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, read_rows
+from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
 from prb_jax.records.intake import Placed, Records, given_rows, read_records
-from prb_jax.records.items import Held, Items, LargeComparisons
-from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
+from prb_jax.records.items import Held, Items
+from prb_jax.records.lines import Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
 from prb_jax.records.sources.source import FileSource, PythonSource, Source, same_subset
 from prb_jax.seams import get, is_imported, is_python_value, names
@@ -64,11 +63,11 @@ def each_comparison(
     source: str | Path | Records, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> Iterator[Comparison]:
     """Yield the comparisons that ``read_comparisons`` gives, one after another; errors likewise."""
-    _check_limit(limit)
+    check_limit(limit)
     named = isinstance(source, str | Path)
     rows = each_row(source, subset=subset, split=split) if named else given_rows(source)
     name = source if named else "data"
-    for placed in _chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
+    for placed in chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
         yield placed.comparison
 
 
@@ -84,37 +83,10 @@ def open_comparisons(
     files = _large_files(opened, split=split)
     if not files:
         return Held(each_comparison(source, subset=subset, split=split, limit=limit))
-    _check_limit(limit)
-    stored = opened.stored(split=split)
-    raw = files if stored is None else ()
-    readers = {file: JsonLines(file) for file in raw if file.suffix != ".parquet"}
-
-    def rows() -> Iterator[Row]:
-        for file in raw:
-            yield from readers[file].rows() if file in readers else read_rows(file, columns=opened.columns)
-        if stored is not None:
-            yield from opened.rows(subset=subset, split=split)
-
-    mapped = _mapped(rows, opened)
-
-    def about() -> float:
-        counts = [reader.about() for reader in readers.values()]
-        known = len(counts) == len(files) and all(counts) and subset is None
-        return min(sum(counts), limit or math.inf) if known else 0.0
-
-    count = None
-    if subset is None and not readers:
-        count = sum(map(get("formats", "parquet rows").value, raw)) if stored is None else len(stored)
-        count = min(count, limit or count)
-    large = LargeComparisons(
-        lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
-        about=about,
-        files={file: reader for file, reader in readers.items() if is_large(file)},
-        count=count,
+    check_limit(limit)
+    return get("large data", "open").value(
+        opened, files, name=source, subset=subset, split=split, limit=limit
     )
-    if not count:
-        next(iter(large))  # or an error
-    return large
 
 
 def find_comparisons(
@@ -149,7 +121,7 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
       DataError: a source that does not exist, or a file that cannot be read.
     """
     opened = _resolve(source, split=split)
-    return _mapped(lambda: opened.rows(subset=subset, split=split), opened)()
+    return mapped_rows(lambda: opened.rows(subset=subset, split=split), opened)()
 
 
 def source_rows(source: str | Path) -> list[Row]:
@@ -281,7 +253,7 @@ def _large_files(source: Source, *, split: str) -> Sequence[Path]:
     return source.large_files(split=split) if source.benchmark is None else []
 
 
-def _mapped(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
+def mapped_rows(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
     """The rows of each pass, their columns under the names of fields."""
     if not source.has_columns or source.columns is None:
         return rows
@@ -295,12 +267,12 @@ def _mapped(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], I
     return mapped
 
 
-def _check_limit(limit: int | None) -> None:
+def check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected at least 1, found {limit}")
 
 
-def _chosen(
+def chosen(
     records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
 ) -> Iterator[Placed]:
     """The first ``limit`` comparisons of a subset; at least one."""
