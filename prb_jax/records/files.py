@@ -128,7 +128,7 @@ def _array_rows(path: Path, text: str) -> Iterator[Row]:
         try:
             if not expecting:
                 raise json.JSONDecodeError("expected ',' or ']'", text, position)
-            value, position = DECODER.rawdecoded(text, position)
+            value, position = DECODER.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else where
             raise DataError(malformed(place, error)) from error
