@@ -82,6 +82,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "clusters": "prb_jax.runs.clusters:write_clusters",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
+        "derived users": "prb_jax.scoring.derived_users:derived_users",
         "leave out": "prb_jax.scoring.left_out:leave_out",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
@@ -125,6 +126,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "quantisation": {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
         "form": "prb_jax.models.quantization:quantization_form",
+    },
+    "ropes": {
+        "llama3": "prb_jax.models.scaled_ropes:llama3",
+        "yarn": "prb_jax.models.scaled_ropes:yarn",
+        "yarn attention": "prb_jax.models.scaled_ropes:yarn_attention_factor",
     },
     "scorers": {
         "baseline": "prb_jax.scoring.baselines:baseline_scorer",

@@ -12,7 +12,7 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,10 +21,10 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
+from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
 from prb_jax.metrics.rows import Lists, Names
 from prb_jax.platform.processes.sharing import process_index
-from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed, RenderedPrompts, tell_alike, tell_equal
 from prb_jax.records.items import Held, Items
 from prb_jax.seams import get
@@ -259,7 +259,7 @@ def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = all(user is None for user in users) and any(c.profile for c in comparisons)
     if derived:
-        users = derived_users(comparisons)
+        users = get("evaluation", "derived users").value(comparisons)
     sets = [_response_keys(comparison) for comparison in comparisons]
     if shared_rows(users, sets) < max(1, _LEAST_SHARED * len(comparisons)):
         return Clusters(users, None, derived)
@@ -269,26 +269,3 @@ def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
 def _response_keys(comparison: Comparison) -> list[str]:
     prompt = hashlib.sha256(repr([(m.role, m.content) for m in comparison.prompt]).encode()).digest()
     return [hashlib.sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]
-
-
-def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
-    """Return a name for each connected component of shared posts; None where there is no profile."""
-    profiles = {comparison.profile for comparison in comparisons if comparison.profile}
-    texts: dict[str, set[str]] = {}
-    for post in (post for profile in profiles for post in profile):
-        texts.setdefault(post.id, set()).add(post.text)
-
-    def key(post: Post) -> Hashable:
-        # an id that stands for several texts, as a number within each profile does, says nothing by itself
-        return post.id if post.id and len(texts[post.id]) == 1 else (post.id, post.text)
-
-    people = Components()
-    for profile in profiles:
-        for post in profile:
-            people.join(key(post), key(profile[0]))
-    names: dict[Hashable, str] = {}
-
-    def name(profile: tuple[Post, ...]) -> str:
-        return names.setdefault(people.root(key(profile[0])), f"derived-{len(names) + 1}")
-
-    return tuple(name(comparison.profile) if comparison.profile else None for comparison in comparisons)
