@@ -213,10 +213,10 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
     there is."""
     if not isinstance(options, StreamOptions):
         return options.batches
-    if options.keys is not None:
-        options = get("kernel tables", "fit").value(options, sample, whole=whole)
-    shape = choose_stream_shape(sample, options, whole=whole)
-    return partial(stream_batches, shape=shape, options=options)
+    fit = None if options.keys is None else get("kernel tables", "fit").value
+    shaped: StreamOptions = options if fit is None else fit(options, sample, whole=whole)
+    shape = choose_stream_shape(sample, shaped, whole=whole)
+    return partial(stream_batches, shape=shape, options=shaped)
 
 
 def stream_batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -40,7 +41,7 @@ class SequenceModel(RewardModel):
 
     def batch_options(self, batch_tokens: int | None = None) -> SequenceOptions:
         """Return how sequences are put into batches."""
-        config = self.reader.config
+        config: Any = self.reader.config  # of an encoder, or of a module
         limit, flops = config.max_position_embeddings, config.flops_per_token
         return sequence_options(self.mesh, limit=limit, flops_per_token=flops, batch_tokens=batch_tokens)
 
