@@ -104,6 +104,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "models": {
         "module": "prb_jax.models.readouts.module:reward_module",
+        "named readout": "prb_jax.models.readouts.named:named_row",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",
         "soft prompts": "prb_jax.personal.prompts:load_prompts",
     },
