@@ -52,6 +52,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
         "gpu": "prb_jax.models.attention.cudnn:CUDNN",
         "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+        "many blocks": "prb_jax.models.attention.batched:attend_many",
     },
     "benchmarks": {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
@@ -60,8 +61,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "encoder": {
         "module": "prb_jax.models.encoder:HeadedEncoder",
         "open": "prb_jax.models.readouts.pair_model:open_pair_model",
-        "params": "prb_jax.models.checkpoints.encoder_folder:load_encoder_params",
-        "program": "prb_jax.models.readouts.score_pairs:make_pair_fn",
+        "load": "prb_jax.scoring.sequence_model:load_pair_model",
         "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
         "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
     },
@@ -75,19 +75,63 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "evaluation": {
         "aspects": "prb_jax.scoring.prompt_extras:show_aspects",
+        "baselines": "prb_jax.scoring.baseline_rows:all_baselines",
+        "benchmark check": "prb_jax.scoring.benchmark_scores:check_benchmarks",
+        "benchmark files": "prb_jax.scoring.benchmark_scores:write_result_files",
+        "benchmark scores": "prb_jax.scoring.benchmark_scores:benchmark_scores",
+        "clusters": "prb_jax.runs.clusters:write_clusters",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
+        "derived users": "prb_jax.scoring.derived_users:derived_users",
+        "leave out": "prb_jax.scoring.left_out:leave_out",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
-    "models": {"soft prompts": "prb_jax.personal.prompts:load_prompts"},
+    "formats": {
+        "csv": "prb_jax.records.csv_files:csv_rows",
+        "parquet": "prb_jax.records.arrow_tables:parquet_values",
+        "parquet rows": "prb_jax.records.arrow_tables:parquet_rows",
+        "table": "prb_jax.records.arrow_tables:table_values",
+    },
+    "kernel tables": {
+        "fit": "prb_jax.trees.kernel_tables:for_keys",
+        "options": "prb_jax.trees.kernel_tables:for_table",
+        "table": "prb_jax.trees.kernel_tables:kernel_table",
+    },
+    "large data": {
+        "join": "prb_jax.records.sources.large:join_large",
+        "open": "prb_jax.records.sources.large:open_large",
+    },
+    "models": {
+        "module": "prb_jax.models.readouts.module:reward_module",
+        "named readout": "prb_jax.models.readouts.named:named_row",
+        "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",
+        "soft prompts": "prb_jax.personal.prompts:load_prompts",
+    },
+    "parts": {
+        "finish": "prb_jax.runs.parts:finish_part",
+        "parse": "prb_jax.runs.parts:parse_part",
+    },
+    "processes": {
+        "encode": "prb_jax.scoring.encode_together:encode_part",
+        "same evaluation": "prb_jax.scoring.same_choices:check_same_evaluation",
+    },
     "projections": {
         "add": "prb_jax.models.lora:add_arrays",
         "adapted": "prb_jax.models.lora:adapted_project",
     },
+    "protocols": {
+        "paper": "prb_jax.trees.paper:encode_paper",
+        "shorten": "prb_jax.trees.shorten:shortened_prompt",
+    },
     "quantisation": {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
         "form": "prb_jax.models.quantization:quantization_form",
+    },
+    "ropes": {
+        "llama3": "prb_jax.models.scaled_ropes:llama3",
+        "yarn": "prb_jax.models.scaled_ropes:yarn",
+        "yarn attention": "prb_jax.models.scaled_ropes:yarn_attention_factor",
     },
     "scorers": {
         "baseline": "prb_jax.scoring.baselines:baseline_scorer",
@@ -101,16 +145,21 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "sources": {
         "benchmark": "prb_jax.records.sources.benchmarks:BenchmarkSource",
-        "folder": "prb_jax.records.sources.folders:FolderSource",
-        "hub": "prb_jax.records.sources.folders:HubSource",
+        "folder": "prb_jax.records.sources.folders:open_folder",
+        "hub": "prb_jax.records.sources.folders:open_hub",
+        "published": "prb_jax.records.sources.benchmarks:open_published",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
+        "prepared text": "prb_jax.records.sources.prepared:check_text",
     },
     "storage": {
         "accepts_urls": "prb_jax.platform.storage.urls:accepts_urls",
         "fetched": "prb_jax.platform.storage.urls:fetched",
         "staged": "prb_jax.platform.storage.urls:staged",
     },
-    "tables": {"readouts": "prb_jax.models.readouts.registry:ROWS"},
+    "tables": {
+        "baselines": "prb_jax.scoring.baselines:BASELINES",
+        "readouts": "prb_jax.models.readouts.registry:ROWS",
+    },
     "tokenizers": dict.fromkeys(
         ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
     ),

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -20,7 +21,10 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.building.settings import BuildSettings
+from prb_jax.records.files import read_rows
 from prb_jax.records.options import flat_settings
+from prb_jax.runs.rows import RowFile
+from prb_jax.scoring.load import open_scorer
 from prb_jax.training.config import TrainSettings
 from tests.test_rooms import ORDER
 from tests.tiny_models import write_model_without_torch
@@ -29,6 +33,8 @@ from tests.tiny_tokenizer import write_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILE = re.compile(r"`(prb_jax/\S+\.py)`")
+ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -238,7 +244,8 @@ def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
     (tmp_path / "one.jsonl").write_text(line + "\n")
     write_tokenizer(write_model_without_torch(tmp_path / "model", "qwen3", vocab_size=512))
     (command,) = [words for text in code_lines(WALK) if (words := command_of(text))]
-    called = called_while(
+    importlib.import_module("prb_jax.scoring.baselines")  # what a module calls when it is imported is no step
+    called, opened = called_while(
         lambda: cli.main([word.replace("MODEL", "model") for word in command]), codes(steps)
     )
     (scored,) = (tmp_path / "runs" / "one" / "scores.jsonl").read_text().splitlines()
@@ -248,6 +255,12 @@ def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
     left = iter(called)
     for step in steps:
         assert step in left, f"{step} is not called after the steps before it: {called}"
+    section = text[text.index("## Every file on the way") :]
+    listed = FILE.findall(section[: section.index("## The same walk in training")])
+    assert len(listed) == len(set(listed))
+    assert opened <= set(listed), f"not in the list: {sorted(opened - set(listed))}"
+    unopened = set(listed) - opened - ONCE_A_PROCESS
+    assert not unopened, f"in the list, and not on the way: {sorted(unopened)}"
 
 
 def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
@@ -260,13 +273,24 @@ def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
     return step_of_code
 
 
-def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> list[tuple[str, str]]:
-    """The steps in the order of their calls, of all threads."""
+def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> tuple[list[tuple[str, str]], set[str]]:
+    """The steps in the order of their calls, of all threads; and the files of the package in which something is called
+    from the reading of the first record to the row's being written, but for those that load the model."""
     called: list[tuple[str, str]] = []
+    files: set[str] = set()
+    loading, first, last = open_scorer.__code__, read_rows.__code__, RowFile.append.__code__
+    is_on_the_way = False
 
     def notice(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code in steps:
-            called.append(steps[frame.f_code])
+        nonlocal is_on_the_way
+        code = frame.f_code
+        if event == "call" and code in steps:
+            called.append(steps[code])
+        if code is loading or code is first or (code is last and event == "return"):
+            is_on_the_way = event == ("return" if code is loading else "call")
+        is_called = event == "call" and code.co_flags & inspect.CO_OPTIMIZED  # no module, no class
+        if is_on_the_way and is_called and code.co_filename.startswith(str(ROOT / "prb_jax")):
+            files.add(Path(code.co_filename).relative_to(ROOT).as_posix())
 
     threading.setprofile(notice)
     sys.setprofile(notice)
@@ -275,4 +299,4 @@ def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> list[tuple
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
-    return called
+    return called, files

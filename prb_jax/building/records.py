@@ -10,9 +10,9 @@ from typing import Final
 
 from prb_jax.building.settings import BuildSettings
 from prb_jax.errors import DataError, need_extra, quote
-from prb_jax.records.benchmarks.prb import short_name
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.sources.reading import each_row
+from prb_jax.records.sources.source import short_name
 
 _ANSWERS: Final = ("chosen", "rejected", "responses", "labels", "margin")
 _PLACEHOLDER: Final = "-"

@@ -39,58 +39,21 @@ class States:
 
     def read(self) -> jax.Array:
         """float32 [S, M, D]: the state at each read place."""
-        return self._at(None if self.at_reads else jnp.asarray(self._whole.reads))
-
-    def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
-        """float32 [S, M, D]: the state at the first token of the last occurrence of ``pattern``.
-
-        It is looked for in each whole conversation; where it does not occur the state is NaN.
-        """
-        batch = self._whole
-        tokens, previous = jnp.asarray(batch.tokens), jnp.asarray(batch.previous)
-        columns = jnp.arange(tokens.shape[1])
-        first = jnp.broadcast_to(columns, tokens.shape)
-        ends = tokens == pattern[-1]
-        for token in reversed(pattern[:-1]):
-            before = jnp.take_along_axis(previous, first, axis=1)
-            first = jnp.maximum(before, 0)
-            ends &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
-        last = jnp.max(jnp.where(_conversations(batch) & ends[:, None], columns, -1), axis=2)
-        states = self._at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
-        return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
-
-    def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """A value of every column, and in which of them ``token`` stands in each conversation.
-
-        Args:
-          token: an id.
-          value: float32 states [..., D] to values [...].
-
-        Returns:
-          float32 and bool [S, M, N]; columns of a conversation are in its order.
-        """
-        values = value(self.norm(self.hidden.astype(jnp.float32)))
-        batch = self._whole
-        shown = _conversations(batch) & (jnp.asarray(batch.tokens) == token)[:, None]
-        return jnp.broadcast_to(values[:, None], shown.shape), shown
+        return self.at(None if self.at_reads else jnp.asarray(self.whole.reads))
 
     @property
-    def _whole(self) -> StreamBatch:
+    def whole(self) -> StreamBatch:
+        """The streams, where all their states are there."""
         assert self.batch is not None
         return self.batch
 
-    def _at(self, places: jax.Array | None) -> jax.Array:
+    def at(self, places: jax.Array | None) -> jax.Array:
+        """float32 [S, M, D]: the normed states at these places, int32 [S, M]; of all that there are if None."""
         states = self.hidden
         if places is not None:
             states = jnp.take_along_axis(states, places[:, :, None], axis=1)
         # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
         return self.norm(states.astype(jnp.float32))
-
-
-def _conversations(batch: StreamBatch) -> jax.Array:
-    """bool [S, M, N]: which tokens belong to the conversation of each read place."""
-    end = jnp.asarray(batch.ends)[:, :, None]
-    return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ Before transformers 5 a file has ``rope_theta`` and ``rope_scaling`` (whose type
 ``rope_parameters``, or one per layer type. An unknown type, or a field that the type does not have,
 is an error: a wrong rope looks fine on short prompts and is wrong on long ones.
 
-Sources: RoFormer (arXiv 2104.09864), linear scaling (arXiv 2306.15595), YaRN (arXiv 2309.00071) and
-the frequency rule of Llama 3.1. Rounding follows transformers step by step in float32: at position
+Sources: RoFormer (arXiv 2104.09864) and linear scaling (arXiv 2306.15595); YaRN and the rule of Llama 3.1 are in
+:mod:`prb_jax.models.scaled_ropes`. Rounding follows transformers step by step in float32: at position
 4,096 the last bit of a frequency is already 2e-4 of a radian, and published models were trained with
 those bits.
 """
@@ -14,7 +14,6 @@ those bits.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -25,6 +24,7 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.fields import FieldReader
+from prb_jax.seams import get
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
@@ -176,7 +176,7 @@ def _parse_rope(
         beta_fast=rope.number("beta_fast", default=32.0, positive=False) or 32.0,
         beta_slow=rope.number("beta_slow", default=1.0, positive=False) or 1.0,
         truncate=rope.flag("truncate", default=True),
-        attention_factor=_yarn_attention_factor(rope, factor),
+        attention_factor=get("ropes", "yarn attention").value(rope, factor),
     )
 
 
@@ -209,21 +209,6 @@ def _rope_type(rope: FieldReader) -> RopeType:
     return cast(RopeType, next(iter(named), "default"))
 
 
-def _yarn_attention_factor(rope: FieldReader, factor: float) -> float:
-    """YaRN (arXiv 2309.00071) eq. 22: 0.1 ln(factor) + 1, unless the file says otherwise."""
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    mscale = rope.number("mscale", default=0.0, positive=False)
-    mscale_all_dim = rope.number("mscale_all_dim", default=0.0, positive=False)
-    if rope.has("attention_factor"):
-        return rope.number("attention_factor")
-    if mscale and mscale_all_dim:
-        return magnitude(mscale) / magnitude(mscale_all_dim)
-    return magnitude(1.0)
-
-
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     """Radians per token of each rotated pair, float32 ``[H/2]``."""
     # theta ** (2i / H): the exponent is rounded to float32, then the power.
@@ -234,9 +219,7 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
         return frequencies
     if rope.rope_type == "linear":
         return frequencies / np.float32(rope.factor)
-    if rope.rope_type == "llama3":
-        return _llama3(rope, frequencies)
-    return _yarn(rope, frequencies, powers)
+    return get("ropes", rope.rope_type).value(rope, frequencies, powers)
 
 
 def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[jax.Array, jax.Array]:
@@ -254,36 +237,3 @@ def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[
     angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequencies
     scale = jnp.float32(rope.attention_factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
-
-
-def _llama3(rope: RopeConfig, frequencies: np.ndarray) -> np.ndarray:
-    """Long wavelengths are slowed by ``factor``, short ones kept, those between blended."""
-    factor, low, high = (np.float32(x) for x in (rope.factor, rope.low_freq_factor, rope.high_freq_factor))
-    length = np.float32(rope.original_max_position_embeddings)
-    wavelengths = np.float32(2 * math.pi) / frequencies
-    keep = (length / wavelengths - low) / (high - low)
-    blended = (1 - keep) * frequencies / factor + keep * frequencies
-    is_long = wavelengths > np.float32(rope.original_max_position_embeddings / rope.low_freq_factor)
-    is_short = wavelengths < np.float32(rope.original_max_position_embeddings / rope.high_freq_factor)
-    return np.where(is_long, frequencies / factor, np.where(is_short, frequencies, blended))
-
-
-def _yarn(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Pairs that turn often are kept, pairs that turn rarely are slowed, with a linear ramp between."""
-
-    def pair_of(rotations: float) -> float:
-        """The (fractional) pair that makes this many turns over the original context."""
-        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
-
-    first, last = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
-    if rope.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rope.head_dim - 1)
-    if first == last:
-        last += 0.001  # a step instead of a ramp, without dividing by zero
-    pairs = np.arange(rope.head_dim // 2, dtype=np.float32)
-    ramp = np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
-    kept = 1 - ramp
-    slowed = np.float32(1.0) / (np.float32(rope.factor) * powers)
-    return slowed * (1 - kept) + frequencies * kept

@@ -17,9 +17,9 @@ from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import fields
 from prb_jax.records.comparison import LISTS, Comparison
 from prb_jax.records.field_names import RECORD, FieldMapper
-from prb_jax.records.files import table_values
 from prb_jax.records.lines import Row
 from prb_jax.records.template_marks import template_mark
+from prb_jax.seams import get
 
 
 class ArrowTable(Protocol):
@@ -55,7 +55,7 @@ def given_rows(data: Records) -> Iterator[Row]:
     """
     mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
-        for position, value in enumerate(table_values(data, RECORD, where="data")):
+        for position, value in enumerate(get("formats", "table").value(data, RECORD, where="data")):
             yield Row(f"position {position}", mapped(value, where=f"position {position}"))
         return
     if isinstance(data, Mapping) and data and all(hasattr(part, "column_names") for part in data.values()):

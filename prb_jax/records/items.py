@@ -19,6 +19,7 @@ from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed
 from prb_jax.records.lines import JsonLines
+from prb_jax.seams import get
 
 One = TypeVar("One")
 
@@ -75,110 +76,13 @@ class Held(list[One], Items[One]):
     """Comparisons in memory: a list."""
 
 
-class LargeComparisons(Items[Comparison]):
-    """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
-
-    How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
-    each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
-
-    Args:
-      start: begins a pass over them.
-      about: tells about how many there are by what was read so far; 0 where that is not known.
-      files: the files of JSON lines whose digests are taken while they are read.
-      count: how many there are, where that is known without reading them.
-    """
-
-    in_memory = False
-
-    def __init__(
-        self,
-        start: Callable[[], Iterator[Placed]],
-        *,
-        about: Callable[[], float] = lambda: 0.0,
-        files: Mapping[Path, JsonLines] = Items.files,
-        count: int | None = None,
-    ) -> None:
-        self._start, self._about, self.files = start, about, files
-        self._known, self.complete = count or 0, count is not None
-        self._listeners: list[Callable[[int, Placed], None]] = []
-        self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
-        self._last: tuple[int, Comparison | None] = (-1, None)
-
-    def placed(self, name: str = "") -> Iterator[Placed]:
-        """Yield each comparison with its place in a file.
-
-        Raises:
-          DataError: a file that cannot be read, or a record that is not of the format; names file and line.
-        """
-        index = -1
-        for index, placed in enumerate(self._start()):
-            self._known = max(self._known, index + 1)
-            for listener in self._listeners:
-                listener(index, placed)
-            yield placed
-        self.complete = True
-
-    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str]:
-        self._listeners.append(listener)
-        self._last = (-1, None)
-        return lambda index: next(itertools.islice(self._start(), index, None)).where
-
-    def __iter__(self) -> Iterator[Comparison]:
-        return (placed.comparison for placed in self.placed())
-
-    def __len__(self) -> int:
-        if not self.complete:
-            for _ in self.placed():
-                pass
-        return self._known
-
-    def about(self) -> float:
-        return self._known if self.complete else self._about()
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one of them: without reading again where the places that are asked for ascend."""
-        if isinstance(index, slice):
-            return list(itertools.islice(self, index.start, index.stop, index.step))
-        place = index + len(self) if index < 0 else index
-        last, comparison = self._last
-        if place < last or comparison is None:
-            last, self._walk = -1, iter(self)
-        if place != last:
-            comparison = (
-                next(itertools.islice(self._walk, place - last - 1, None), None) if place >= 0 else None
-            )
-            self._last = (place, comparison)
-        if comparison is None:
-            raise IndexError("comparison index out of range")
-        return comparison
-
-    def sample(self, count: int) -> Sequence[Comparison]:
-        return self[:count]
-
-    def without(self, places: set[int]) -> LargeComparisons:
-        return LargeComparisons(
-            lambda: (placed for place, placed in enumerate(self.placed()) if place not in places)
-        )
-
-    def changed(self, change: Callable[[Comparison], Comparison]) -> LargeComparisons:
-        return LargeComparisons(
-            lambda: (Placed(placed.where, change(placed.comparison)) for placed in self.placed()),
-            about=self.about,
-        )
-
-
 def joined(parts: Sequence[tuple[str, Items[Comparison]]]) -> Items[Comparison]:
     """Return all comparisons of several sources, given with their names, one source after another."""
     if len(parts) == 1:
         return parts[0][1]
     if all(part.in_memory for _, part in parts):
         return Held(comparison for _, part in parts for comparison in part)
-    return LargeComparisons(
-        lambda: (placed for name, part in parts for placed in part.placed(name)),
-        about=lambda: sum(counts) if all(counts := [part.about() for _, part in parts]) else 0.0,
-        files={path: file for _, part in parts for path, file in part.files.items()},
-        count=sum(len(part) for _, part in parts) if all(part.complete for _, part in parts) else None,
-    )
+    return get("large data", "join").value(parts)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.records.writing import json_line, whole_file, writing
+from prb_jax.runs.evaluation import CLUSTERS
 from prb_jax.runs.rows import RowKind
-
-CLUSTERS = "clusters.jsonl"
 
 
 class _Line(TypedDict):
@@ -31,7 +30,7 @@ _ROWS = RowKind(CLUSTERS, "clusters", itemgetter("id"), _Line)
 
 
 def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) -> None:
-    """Write the file, if the rows alone do not tell their clusters.
+    """Write the file of rows that do not tell their clusters themselves.
 
     Args:
       folder: of the run.
@@ -41,8 +40,6 @@ def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) 
     Raises:
       RunError: it cannot be written.
     """
-    if clusters.responses is None and not clusters.derived:
-        return
     path = folder / CLUSTERS
     with writing(path), whole_file(path) as file:
         for i, (row, user) in enumerate(zip(rows, clusters.users, strict=True)):

@@ -23,9 +23,7 @@ from typing import Any, Final, NotRequired, TypedDict
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
-from prb_jax.records.benchmarks.benchmark import AGGREGATES
 from prb_jax.records.writing import write_json, writing
-from prb_jax.runs.clusters import CLUSTERS
 from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.runs.users import USERS
@@ -34,6 +32,7 @@ from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
 """A row for each comparison that a judge judged: its verdicts or ratings, and its replies."""
+CLUSTERS: Final = "clusters.jsonl"
 LEFT_OUT: Final = "left_out.jsonl"
 BLOCKS: Final = "blocks.jsonl"
 COMPUTED: Final = "computed.jsonl"
@@ -144,7 +143,8 @@ EVALUATION: Final = RunKind(
     "prb evaluate",
     rows=SCORE_ROWS,
     inputs=EvaluationInputs,
-    sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, f"*/{AGGREGATES}/**/*.json"),
+    # the last ones are RewardBench's result files: `AGGREGATES` of `prb_jax.records.benchmarks.benchmark`
+    sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, "*/eval-set/**/*.json"),
 )
 
 

@@ -45,6 +45,10 @@ class Part:
         """Tell whether a batch belongs to this part: it falls to a part at random, by its first comparison."""
         return crc32(str(indices[0]).encode()) % self.count == self.number - 1
 
+    def skip(self, finished: Callable[[Sequence[int]], bool]) -> Skip:
+        """Return what tells of a batch's indices that they are finished, or of another part."""
+        return Skip(finished, self)
+
 
 def parse_part(text: str) -> Part:
     """Return the part of a text as "2/7".

@@ -11,6 +11,9 @@ NO_CONTROLS = "none"
 CONTROLS = (NO_CONTROLS, "blind", "swap", "all")
 """What the model is scored with once more: no profile, another user's profile."""
 
+VOTES = ("baseline:popularity", "baseline:nearest-users")
+"""The baselines that count votes of other users: they have rows for some of the comparisons alone."""
+
 UPPER_BOUND = "upper_bound"  # in the record of a run: what it was told or knows that no model could know
 
 READS_TEXTS = "{} reads the whole text of profile, prompt and responses, and computes on no device"

@@ -23,6 +23,7 @@ import numpy as np
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring import VOTES as VOTE_NAMES
 from prb_jax.scoring.plain import PlainScorer
 
 BaselineName = Literal[
@@ -286,7 +287,7 @@ BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]
 """The built-in baselines that look at one comparison at a time, by name, in the order in which they are shown."""
 
 VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | None]]]] = MappingProxyType(
-    {"baseline:popularity": popularity, "baseline:nearest-users": nearest_users}
+    dict(zip(VOTE_NAMES, (popularity, nearest_users), strict=True))
 )
 """Those that count votes of other users, None where there are none."""
 

@@ -1,4 +1,4 @@
-"""Score comparisons: tokenised in windows, packed into streams, or as sequences of an encoder, ahead of the device.
+"""Score comparisons: tokenised in windows and packed into streams, ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
@@ -13,48 +13,41 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import short_repr
 from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.platform.processes.sharing import process_count
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Window, windows
-from prb_jax.scoring.reader import Encode, Gather, encode_part
+from prb_jax.scoring.reader import Encode
 from prb_jax.scoring.scorer import Skip, skip_nothing
+from prb_jax.seams import get
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
     StreamShape,
-    for_keys,
     pack_streams,
-)
-from prb_jax.trees.sequences import (
-    SequenceBatch,
-    SequenceGroup,
-    SequenceOptions,
-    make_sequence_batch,
-    plan_sequences,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import ScoredBatch, Tree
+from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
+    from prb_jax.trees.sequences import SequenceBatch, SequenceOptions
 
-Batch = StreamBatch | SequenceBatch
-BatchOptions = StreamOptions | SequenceOptions
+Batch: TypeAlias = "StreamBatch | SequenceBatch"
+BatchOptions: TypeAlias = "StreamOptions | SequenceOptions"
 
 FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device starts early
 
@@ -71,18 +64,8 @@ _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, fi
 
 Dispatch = Callable[[Batch], jax.Array]
 
-
-@dataclass(frozen=True)
-class PlannedBatch:
-    """A batch before it is made; of sequences several batches, which hold all responses of their members."""
-
-    members: tuple[int, ...]
-    computed: int  # tokens that are computed for them, without padding
-    make: Callable[[], list[Batch]]
-    take: Callable[[list[np.ndarray]], list[np.ndarray]]
-    """Gives the scores of each member, from those of the batches."""
-
-    __repr__ = short_repr
+Gather = Callable[[], list[Tree]]
+"""Gives the trees of all processes, in the order of the comparisons; a collective."""
 
 
 Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
@@ -119,7 +102,10 @@ def stream_scores(
     needed = _needed(chain([first], upcoming), getattr(skip, "window", skip))
     if (following := next(needed, None)) is None:
         return  # nothing is tokenised
-    tokenise = partial(encode_part, encode=encode, divide=divide)
+    tokenise = _encode_alone
+    if divide and process_count() > 1:
+        tokenise = get("processes", "encode").value
+    tokenise = partial(tokenise, encode=encode)
     sample = tokenise(first.comparisons)()
     batches = choose_batcher(sample, options, whole=first.last)
     known = [(first.places, sample)] if following is first else []  # it need not be tokenised again
@@ -147,6 +133,11 @@ def stream_scores(
         finally:
             windows_of_trees.close()
             computing.shutdown(wait=False, cancel_futures=True)
+
+
+def _encode_alone(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+    trees = encode(comparisons)
+    return lambda: trees
 
 
 def _needed(upcoming: Iterable[Window], skip_window: Skip) -> Iterator[Window]:
@@ -220,22 +211,15 @@ def _finish(
 def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool) -> Batcher:
     """Return a batcher of the shape that costs least for trees for which the sample speaks; where `whole`, it is all
     there is."""
-    if isinstance(options, SequenceOptions):
-        return fixed_batcher(options)
-    if options.keys is not None:
-        options = for_keys(options, sample, whole=whole)
-    shape = choose_stream_shape(sample, options, whole=whole)
-    return partial(_stream_batches, shape=shape, options=options)
+    if not isinstance(options, StreamOptions):
+        return options.batches
+    fit = None if options.keys is None else get("kernel tables", "fit").value
+    shaped: StreamOptions = options if fit is None else fit(options, sample, whole=whole)
+    shape = choose_stream_shape(sample, shaped, whole=whole)
+    return partial(stream_batches, shape=shape, options=shaped)
 
 
-def fixed_batcher(options: BatchOptions) -> Batcher:
-    """Return a batcher that needs no sample: into the `fixed` shapes of the options."""
-    if isinstance(options, SequenceOptions):
-        return partial(_sequence_batches, options=options)
-    return partial(_stream_batches, shape=options.fixed[-1], options=options)
-
-
-def _stream_batches(
+def stream_batches(
     trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
 ) -> Iterator[PlannedBatch]:
     """Pack trees into streams; those that begin alike share their beginning."""
@@ -256,38 +240,9 @@ def _stream_batches(
         )
 
 
-def _sequence_batches(
-    trees: Sequence[Tree], indices: Sequence[int], *, options: SequenceOptions
-) -> Iterator[PlannedBatch]:
-    """Put the sequences of trees into batches by length; what an earlier group computes too is computed once."""
-    plan = plan_sequences(trees, options)
-    makers: dict[int, SequenceGroup] = {}  # of each batch the group for which it is made
-    scores: dict[int, np.ndarray] = {}  # of each sequence
-
-    def make(group: SequenceGroup) -> list[Batch]:
-        own = [number for number in group.batches if makers.setdefault(number, group) is group]
-        return [make_sequence_batch(plan.found.sequences, plan.batches[number]) for number in own]
-
-    def take(group: SequenceGroup, computed: list[np.ndarray]) -> list[np.ndarray]:
-        own = [number for number in group.batches if makers[number] is group]
-        for number, values in zip(own, computed, strict=True):
-            scores.update(zip(plan.batches[number].members, values, strict=False))
-        return [np.stack([scores[place] for place in plan.found.places[member]]) for member in group.members]
-
-    for group in plan.groups:
-        yield PlannedBatch(
-            members=tuple(indices[member] for member in group.members),
-            computed=group.tokens,
-            make=partial(make, group),
-            take=partial(take, group),
-        )
-
-
 def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes by which the programs of batches are told apart."""
-    return np.shape(batch.tokens), np.shape(
-        batch.lengths if isinstance(batch, SequenceBatch) else batch.reads
-    )
+    return np.shape(batch.tokens), np.shape(batch.reads if isinstance(batch, StreamBatch) else batch.lengths)
 
 
 def stream_options(

@@ -12,21 +12,24 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
+from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
 from prb_jax.metrics.rows import Lists, Names
 from prb_jax.platform.processes.sharing import process_index
-from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed, RenderedPrompts, tell_alike, tell_equal
 from prb_jax.records.items import Held, Items
-from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.seams import get
+
+Baselines = Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]
 
 _LEAST_SHARED = 0.01
 """Share of the comparisons with a response that another user judges too, from which the data are crossed."""
@@ -46,8 +49,8 @@ class TableRow:
     baselines: Sequence[Sequence[float]] = ()
 
     @classmethod
-    def of(cls, comparison: Comparison, *, baselines: bool = False) -> TableRow:
-        """Return the row of a comparison, with the scores of the baselines if asked for."""
+    def of(cls, comparison: Comparison, *, baselines: Baselines = MappingProxyType({})) -> TableRow:
+        """Return the row of a comparison, with its scores by these baselines."""
         return cls(
             comparison.id,
             comparison.subset,
@@ -55,7 +58,7 @@ class TableRow:
             comparison.labels or (),
             comparison.margin,
             bool(comparison.profile) or comparison.user_id is not None or comparison.hints is not None,
-            [score_baseline(name, [comparison])[0].tolist() for name in BASELINES] if baselines else (),
+            [score([comparison])[0].tolist() for score in baselines.values()],
         )
 
 
@@ -77,7 +80,8 @@ class ComparisonTable:
         self.subsets, self.users, self.labels = Names(), Names(), Lists()
         self._margins: Any = array("d")
         self._told: Any = array("B")
-        self._baselines = [Lists() for _ in BASELINES]
+        self._scorers: Baselines = get("tables", "baselines").value
+        self._baselines = [Lists() for _ in self._scorers]
         self._with_baselines = baselines and process_index() == 0
         self._unnamed = self._again = 0  # records without an id, and which of them equal an earlier one
         self._example = ""  # the id of one of these
@@ -166,13 +170,13 @@ class ComparisonTable:
     def baselines(self) -> dict[str, Sequence[ScoredRow]]:
         """Return the rows of every baseline, in the order of the comparisons, all of which are known."""
         if self._where is None:  # they were not scored when they were entered
-            for name, column in zip(BASELINES, self._baselines):
-                for scores in score_baseline(name, self._comparisons):
+            for score, column in zip(self._scorers.values(), self._baselines):
+                for scores in score(self._comparisons):
                     column.append(scores.tolist())
             self._comparisons = Held()
         return {
             name: _Lazy(self.__len__, lambda index, column=column: self.row(index, column[index]))
-            for name, column in zip(BASELINES, self._baselines)
+            for name, column in zip(self._scorers, self._baselines)
         }
 
     def advance(self, stop: int) -> None:
@@ -223,7 +227,8 @@ class ComparisonTable:
             self._unnamed += not placed.named
             if not placed.named and "#" in name:
                 self._again, self._example = self._again + 1, self._example or name
-            self.extend([TableRow.of(placed.comparison, baselines=self._with_baselines)])
+            scorers = self._scorers if self._with_baselines else {}
+            self.extend([TableRow.of(placed.comparison, baselines=scorers)])
 
 
 class _Lazy(Sequence[Any]):
@@ -254,7 +259,7 @@ def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = all(user is None for user in users) and any(c.profile for c in comparisons)
     if derived:
-        users = derived_users(comparisons)
+        users = get("evaluation", "derived users").value(comparisons)
     sets = [_response_keys(comparison) for comparison in comparisons]
     if shared_rows(users, sets) < max(1, _LEAST_SHARED * len(comparisons)):
         return Clusters(users, None, derived)
@@ -264,26 +269,3 @@ def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
 def _response_keys(comparison: Comparison) -> list[str]:
     prompt = hashlib.sha256(repr([(m.role, m.content) for m in comparison.prompt]).encode()).digest()
     return [hashlib.sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]
-
-
-def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
-    """Return a name for each connected component of shared posts; None where there is no profile."""
-    profiles = {comparison.profile for comparison in comparisons if comparison.profile}
-    texts: dict[str, set[str]] = {}
-    for post in (post for profile in profiles for post in profile):
-        texts.setdefault(post.id, set()).add(post.text)
-
-    def key(post: Post) -> Hashable:
-        # an id that stands for several texts, as a number within each profile does, says nothing by itself
-        return post.id if post.id and len(texts[post.id]) == 1 else (post.id, post.text)
-
-    people = Components()
-    for profile in profiles:
-        for post in profile:
-            people.join(key(post), key(profile[0]))
-    names: dict[Hashable, str] = {}
-
-    def name(profile: tuple[Post, ...]) -> str:
-        return names.setdefault(people.root(key(profile[0])), f"derived-{len(names) + 1}")
-
-    return tuple(name(comparison.profile) if comparison.profile else None for comparison in comparisons)

@@ -19,7 +19,7 @@ from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.comparison_table import derived_users
+from prb_jax.scoring.derived_users import derived_users
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def with_other_users(
 
     The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
     are shown), by the seed and the user's name. Rows without a user belong to one person where their profiles share
-    posts (`derived_users` in `prb_jax.scoring.comparison_table`), and never get a profile that shares a post with their
+    posts (`prb_jax.scoring.derived_users`), and never get a profile that shares a post with their
     own. A comparison without a profile stays so.
 
     Args:

@@ -12,20 +12,18 @@ from typing import Any
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process, process_count
-from prb_jax.records.options import flat_settings, from_flat, options_of
+from prb_jax.records.options import from_flat
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
-from prb_jax.scoring.inputs import Data, Inputs, check_benchmarks, read_inputs
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.job import open_job
-from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history
+from prb_jax.scoring.load import Model, open_scorer, read_history
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.run import ScoredRun, open_scored_run, session_facts
 from prb_jax.scoring.summary import sum_up
 from prb_jax.seams import get
-from prb_jax.trees.shorten import TooLongError
-from prb_jax.version import computing_versions
+from prb_jax.trees.encode import TooLongError
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,10 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     if options.aspects is not None:
         inputs = get("evaluation", "aspects").value(inputs, options.aspects)
     history = read_history(options.history)
-    check_benchmarks(inputs)
-    _check_processes(model, inputs, options)
+    if inputs.benchmarks:
+        get("evaluation", "benchmark check").value(inputs)
+    if process_count() > 1:
+        get("processes", "same evaluation").value(model, inputs, options)
     recorded = options.out is not None
     scorer = open_scorer(model, options.loading, name=options.name, recorded=recorded, history=history)
     job = open_job(scorer, inputs, options)
@@ -186,19 +186,3 @@ def _check_outputs(options: EvaluateOptions) -> Callable[[Mapping[str, Any]], No
 
     on_first_process(check)
     return next(iter(started), None)
-
-
-def _check_processes(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:
-    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever."""
-    if process_count() == 1:
-        return
-    chosen, known = flat_settings(options), options_of(EvaluateOptions)
-    check_agreement(
-        {
-            "verb": "evaluate",
-            **{key.rpartition(".")[2]: chosen[key] for key in known if known[key].effect == "result"},
-            "data": inputs.to_json(whole=False),
-            "model": model_contents(model, options.loading.revision),
-            "versions": computing_versions(plain=False),
-        }
-    )

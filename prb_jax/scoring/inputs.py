@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
-from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed, Records, digest, given_rows, read_records
-from prb_jax.records.items import Held, Items, joined, stamp, windows
+from prb_jax.records.items import Held, Items, joined, stamp
 from prb_jax.records.lines import JsonLines
 from prb_jax.records.sources.reading import (
     benchmark_of,
@@ -26,51 +23,19 @@ from prb_jax.records.sources.reading import (
     open_comparisons,
     prepared_tokens,
 )
-from prb_jax.records.writing import json_line, whole_file, writing
-from prb_jax.runs.evaluation import LEFT_OUT
 from prb_jax.scoring import TOO_LONG
 from prb_jax.text.view import View
-from prb_jax.trees.shorten import TooLongError
 
 if TYPE_CHECKING:
+    from prb_jax.scoring.left_out import LeftOut
     from prb_jax.scoring.reader import Reader
 
 
-LEFT_OUT_DEFINITION = (
-    f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
-    f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
-)
 SPLIT = "test"  # the split that is read of sources that have several
 
 Data = str | Path | Sequence[str | Path] | Records
 
 _AT_A_TIME = 4096
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """What is not scored."""
-
-    reasons: Sequence[TooLongError]  # one for each comparison, in their order
-    benchmarks: Mapping[str, int]  # of each benchmark, how many of its comparisons
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry "left_out" of a summary."""
-        subsets = Counter(reason.comparison.subset for reason in self.reasons if reason.comparison.subset)
-        return {
-            "comparisons": len(self.reasons),
-            "by_subset": dict(sorted(subsets.items())),
-            "by_benchmark": {name: count for name, count in self.benchmarks.items() if count},
-        }
-
-    def write(self, path: Path) -> None:
-        """Names them in a file: id, subset, user_id, tokens, limit and reason of each; RunError where it cannot be."""
-        with writing(path), whole_file(path) as file:
-            for reason in self.reasons:
-                one = reason.comparison
-                row = {"id": one.id, "subset": one.subset, "user_id": one.user_id}
-                row |= {"tokens": reason.tokens, "limit": reason.limit, "reason": str(reason)}
-                file.write(json_line(row))
 
 
 @dataclass(frozen=True)
@@ -275,25 +240,6 @@ def _check(records: Iterable[Placed]) -> None:
         raise DataError("nothing to score: expected at least one comparison")
 
 
-def check_benchmarks(inputs: Inputs) -> None:
-    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
-
-    Raises:
-      DataError: naming the comparison that is not of the form that the rule needs.
-    """
-    for name, positions in inputs.benchmarks.items():
-        unscored = (inputs.comparisons[position] for position in positions)
-        rows = [
-            ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored
-        ]
-        try:
-            get_benchmark(name).score(rows)
-        except DataError as error:
-            raise DataError(
-                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
-            ) from error
-
-
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
     """Refuses an unknown choice, or one without effect.
 
@@ -323,27 +269,3 @@ def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None,
             PrbWarning,
             stacklevel=2,
         )
-
-
-def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> Inputs:
-    """The inputs without what is too long for the model.
-
-    Raises:
-      DataError: nothing would be left.
-    """
-    comparisons, reasons, dropped = inputs.comparisons, list[TooLongError](), set[int]()
-    for window in windows(comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
-        errors = reader.too_long(window.comparisons, view=view)
-        refused = {id(error.comparison) for error in errors}
-        dropped |= {p for p, one in zip(window.places, window.comparisons) if id(one) in refused}
-        reasons += errors
-    count = len(comparisons)
-    if len(reasons) == count:
-        raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    places = {old: new for new, old in enumerate(index for index in range(count) if index not in dropped)}
-    positions = {
-        name: [places[old] for old in members if old in places] for name, members in inputs.benchmarks.items()
-    }
-    lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
-    left = comparisons.without(dropped)
-    return replace(inputs, comparisons=left, benchmarks=positions, left_out=LeftOut(reasons, lost))

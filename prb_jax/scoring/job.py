@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import RunError, printable, short_repr
@@ -14,16 +14,12 @@ from prb_jax.platform.processes.sharing import on_first_process, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import is_settled
-from prb_jax.runs.parts import Part, parse_part
 from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import (
     SPLIT,
     Inputs,
-    LeftOut,
-    check_benchmarks,
     check_too_long,
-    leave_out,
     warn_without_profiles,
 )
 from prb_jax.scoring.options import EvaluateOptions
@@ -33,6 +29,7 @@ from prb_jax.text.view import View
 from prb_jax.version import computing_versions
 
 if TYPE_CHECKING:
+    from prb_jax.runs.parts import Part
     from prb_jax.scoring.prepared_tokens import StoredComparisons
 
 
@@ -99,11 +96,9 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         **({"remarks": remarks} if remarks else {}),
     }
     tokens = _prepared(scorer, inputs, view, options)
-    if options.too_long == "skip" and tokens is not None:
-        inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
-    elif options.too_long == "skip" and reader is not None:
-        inputs = leave_out(inputs, reader, view=view)
-        check_benchmarks(inputs)
+    if options.too_long == "skip":
+        leave_out = get("evaluation", "leave out").value
+        inputs = leave_out(inputs, reader, view=view, has_tokens=tokens is not None)
     return Job(
         name=options.name or known_as,
         scorer=scorer,
@@ -114,7 +109,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         view=view,
         decided=decided,
         notes=notes,
-        part=None if options.part is None else parse_part(options.part),
+        part=None if options.part is None else get("parts", "parse").value(options.part),
     )
 
 

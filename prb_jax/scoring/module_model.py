@@ -10,27 +10,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.user_module import METHOD, ModuleConfig, make_module_fn, open_module
-from prb_jax.scoring.batching import BatchOptions
+from prb_jax.models.readouts.user_module import METHOD, make_module_fn, open_module
 from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.sequences import sequence_options
+from prb_jax.scoring.sequence_model import SequenceModel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ModuleModel(RewardModel):
-    """A reward model that scores plain sequences. Build with :func:`load_module`; ``params`` is an `nnx.State`."""
+class ModuleModel(SequenceModel):
+    """A user's module as a reward model. Build with :func:`load_module`; ``params`` is an `nnx.State`."""
 
     @property
     def attention(self) -> str:
         """The module decides it."""
         return "the module's own"
-
-    def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
-        """Return how sequences are put into batches."""
-        config = cast(ModuleConfig, self.reader.config)
-        limit, flops = config.max_position_embeddings, config.flops_per_token
-        return sequence_options(self.mesh, limit=limit, flops_per_token=flops, batch_tokens=batch_tokens)
 
     def explain_scores(self) -> str:
         """Return in words whether a parameter may be why the scores cannot be used."""

@@ -9,9 +9,9 @@ from prb_jax.errors import RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.options import option, section
 from prb_jax.records.writing import refuse_file
-from prb_jax.runs.parts import parse_part
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
 from prb_jax.scoring.inputs import Data
+from prb_jax.seams import get
 from prb_jax.text.view import ViewOptions, choose_view
 
 
@@ -70,10 +70,12 @@ class EvaluateOptions:
         if self.out is not None:
             refuse_file(self.out)  # a Path of an empty name would be the working directory
         choose_view(None, self.view)
-        if self.part is not None and parse_part(self.part) and (self.out is None or self.wandb is not None):
-            raise RunError(
-                "part: needs out, a folder for its rows; wandb: is for the whole run: leave it out"
-            )
+        if self.part is not None:
+            get("parts", "parse").value(self.part)
+            if self.out is None or self.wandb is not None:
+                raise RunError(
+                    "part: needs out, a folder for its rows; wandb: is for the whole run: leave it out"
+                )
 
     @property
     def folder(self) -> Path | None:

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.benchmarks.prb import same_subset
 from prb_jax.records.items import Items
 from prb_jax.records.sources.prepared import prepared_sources, tokens_folder
+from prb_jax.records.sources.source import same_subset
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.token_store import (
     STORE,
-    TokenisedComparison,
     TokenStore,
     first_difference,
     open_store,
 )
+from prb_jax.trees.tree import TokenisedComparison
 
 
 class StoredComparisons(Items[TokenisedComparison]):

@@ -15,10 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
-from prb_jax.models.checkpoints.out_of_range import explain_scores
-from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.readouts.module import Program, RewardModule, reward_module
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
@@ -37,22 +34,23 @@ from prb_jax.scoring.batching import (
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
 from prb_jax.seams import get
-from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.packing import for_keys
-from prb_jax.trees.sequences import SequenceOptions, batch_of_trees, sequence_options
+from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.stream_shapes import pack_together
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.load import LoadReport
+    from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
     from prb_jax.models.model import Config
+    from prb_jax.models.readouts.module import RewardModule
     from prb_jax.models.readouts.pair_model import PairRewardModule
     from prb_jax.text.pair_tokenizer import PairTokenizer
+    from prb_jax.text.tokenizer import ChatTokenizer
 
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 
 class _ViewChoices(TypedDict, total=False):
@@ -111,10 +109,8 @@ class RewardModel(GivesRewards):
 
         What changes the module, such as `nnx.Optimizer`, leaves this model as it was loaded.
         """
-        program = Program(
-            mesh=self.mesh, dtype=jnp.dtype(self.dtype), readout=self.labels, attention=self.streams
-        )
-        return reward_module(self.config, self.params, program)
+        program = {"mesh": self.mesh, "dtype": jnp.dtype(self.dtype), "readout": self.labels}
+        return get("models", "module").value(self.config, self.params, attention=self.streams, **program)
 
     @property
     def name(self) -> str:
@@ -128,19 +124,14 @@ class RewardModel(GivesRewards):
 
     @property
     def decoder(self) -> DecoderConfig:
-        """The architecture of a decoder.
-
-        Raises:
-          TypeError: the model is an encoder, which reads pairs.
-        """
-        if self.streams is None:
-            raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
+        """The architecture of a decoder; TypeError for another model."""
         return cast("DecoderConfig", self.config)
 
     @property
     def attention(self) -> str:
         """The implementation of attention in its programs, in words."""
-        return "whole, both ways" if self.streams is None else self.streams.name
+        assert self.streams is not None
+        return self.streams.name
 
     @property
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
@@ -198,10 +189,9 @@ class RewardModel(GivesRewards):
         if not trees:
             raise ValueError("a batch needs at least one tree, found none")
         options = self.batch_options()
-        if isinstance(options, SequenceOptions):
-            return self.place(batch_of_trees(trees, options))
+        assert isinstance(options, StreamOptions)
         if options.keys is not None:
-            options = for_keys(options, trees, whole=True)
+            options = get("kernel tables", "fit").value(options, trees, whole=True)
         packed = pack_together(trees, options)
         batch = make_stream_batch(trees, packed, options)
         return self.place(replace(batch, places=places_of_trees(trees, packed)))
@@ -235,17 +225,9 @@ class RewardModel(GivesRewards):
             return program(self.params, self.place(batch))
 
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
-        """Return how comparisons are put into batches: packed into streams, or as sequences for an encoder."""
-        config = self.config
-        if not isinstance(config, DecoderConfig):
-            return sequence_options(
-                self.mesh,
-                limit=config.max_position_embeddings,
-                flops_per_token=config.flops_per_token,
-                batch_tokens=batch_tokens,
-            )
+        """Return how comparisons are put into batches."""
         assert self.streams is not None
-        return stream_options(config, self.mesh, self.streams, batch_tokens)
+        return stream_options(self.decoder, self.mesh, self.streams, batch_tokens)
 
     def place(self, batch: AnyBatch) -> AnyBatch:
         """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
@@ -268,7 +250,7 @@ class RewardModel(GivesRewards):
 
     def explain_scores(self) -> str:
         """Return in words which weights may be why the scores cannot be used."""
-        return explain_scores(self.params, self.config)
+        return get("models", "out of range").value(self.params, self.config)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
         """Return whether a post is in a prompt, or a user has a soft prompt."""
@@ -295,36 +277,28 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
       MeshError: the mesh does not fit the devices or the model.
     """
-    reader, prompts = open_reader(opened)
-    config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
-    quantize, attention = opened.options.quantize, opened.options.attention
-    program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
-    streams = None
     if not isinstance(opened.body, ResolvedModel):
-        score_fn = get("encoder", "program").value(config, **program)
-        loaded = get("encoder", "params").value(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
-        params = loaded.params
-    else:
-        config = opened.body.config
-        check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-        if quantize is not None:
-            get("quantisation", "form").value(quantize, mesh=mesh)
-        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
-        program["shardings"] = shardings
-        streams = choose_attention(mesh, dtype, attention, config=config)
-        score_fn = make_score_fn(config, **program)
-        loaded = load_params(
-            opened.folder.path,
-            config,
-            dtype=dtype,
-            head_dtype=jnp.float32,
-            shardings=shardings,
-            quantize=quantize,
-        )
-        params = loaded.params
-        if prompts is not None:
-            embedding = prompts.extend(params["embed"], sharding=shardings["embed"])
-            params = {**params, "embed": embedding}
+        return get("encoder", "load").value(opened)
+    reader, prompts = open_reader(opened)
+    config, mesh, dtype = opened.body.config, opened.mesh, jnp.dtype(opened.dtype)
+    quantize = opened.options.quantize
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    if quantize is not None:
+        get("quantisation", "form").value(quantize, mesh=mesh)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
+    streams = choose_attention(mesh, dtype, opened.options.attention, config=config)
+    score_fn = make_score_fn(config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings)
+    loaded = load_params(
+        opened.folder.path,
+        config,
+        dtype=dtype,
+        head_dtype=jnp.float32,
+        shardings=shardings,
+        quantize=quantize,
+    )
+    params = loaded.params
+    if prompts is not None:
+        params = {**params, "embed": prompts.extend(params["embed"], sharding=shardings["embed"])}
     return RewardModel(
         reader=reader,
         params=params,

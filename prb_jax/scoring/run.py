@@ -15,29 +15,19 @@ import numpy as np
 from prb_jax.errors import PrbWarning, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import (
     entered_on_first_process,
     on_first_process,
-    process_count,
-    refuse_together,
 )
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
-from prb_jax.records.options import options_of
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
-from prb_jax.runs.parts import Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
-from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.job import Job
-from prb_jax.scoring.load import Model, model_contents
-from prb_jax.scoring.remote import is_url
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.trees.tree import has_equal_sides
-from prb_jax.version import computing_versions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -83,7 +73,7 @@ class ScoredRun:
                 table.advance(max(indices, default=-1) + 1)
             return before > 0 and all(map(is_finished, indices))
 
-        skip = Skip(are_finished, job.part)
+        skip = are_finished if job.part is None else job.part.skip(are_finished)
         batches = job.scorer.stream(job.shown, view=job.view, batch_tokens=batch_tokens, skip=skip)
         count, label = Count(0, before), ", ".join(filter(None, (job.name, job.control)))
         _estimate(count, job.shown)
@@ -193,42 +183,3 @@ def session_facts(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:
     """Return how the run is done this time; results do not depend on it."""
     session: dict[str, Any] = {**session_now(), "batch_tokens": batch_tokens}
     return session if scorer.mesh is None else session | mesh_facts(scorer.mesh, scorer.attention)
-
-
-def check_same_choices(
-    verb: str,
-    models: Mapping[str, tuple[Model, LoadOptions | None]],
-    chosen: Mapping[str, Any],
-    *,
-    inputs: Inputs | None = None,
-) -> None:
-    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
-
-    Args:
-      models: that it will load, and how, by what they are for.
-      chosen: everything else that was chosen, JSON-ready; of files their contents.
-
-    Raises:
-      RunError: in every process: a model behind a server, which one process alone asks; or the first process that
-        differs from process 0, and the fields.
-    """
-    if process_count() == 1:
-        return
-    refuse_together(endpoint=next((model for model, _ in models.values() if is_url(model)), None))
-    alike = [name for name, choice in options_of(LoadOptions).items() if choice.effect == "result"]
-    asked = {what: (model, loading or LoadOptions()) for what, (model, loading) in models.items()}
-    check_agreement(
-        {
-            "verb": verb,
-            **chosen,
-            "data": None if inputs is None else inputs.to_json(whole=False),
-            "models": {
-                what: {
-                    "contents": model_contents(model, loading.revision),
-                    **{name: str(getattr(loading, name)) for name in alike},
-                }
-                for what, (model, loading) in asked.items()
-            },
-            "versions": computing_versions(plain=False),
-        }
-    )

@@ -7,38 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
-from prb_jax.records.benchmarks import get_benchmark
-from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
-from prb_jax.records.comparison import Message
-from prb_jax.records.sources.prepared import check_text
-from prb_jax.records.writing import write_json
-from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
-from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring.baselines import (
-    BASELINES,
-    FIRST,
-    PROFILE_OVERLAP,
-    SHOWN_OVERLAP,
-    VOTES,
-    profile_overlap,
-)
-from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, check_unchanged
-from prb_jax.scoring.job import Job
+from prb_jax.scoring import VOTES
+from prb_jax.scoring.inputs import check_unchanged
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
 from prb_jax.seams import get
-from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 """By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
+
+RESAMPLES: Final = 400  # of the rows of a benchmark, for the interval of its score
 
 DEFINITIONS: Final = {
     "readout": "how the model's outputs become one score: --readout",
@@ -75,7 +57,8 @@ DEFINITIONS: Final = {
     "history_left_out": "comparisons of the history that tell nothing of their user, by reason; they are not used",
     USERS: USERS_DEFINITION,
     "unknown_users": "users that the model was not trained with; what it learned for anybody stands for them",
-    "left_out": LEFT_OUT_DEFINITION,
+    "left_out": "comparisons that were not scored, because a response leaves no room for its prompt within the limit, "
+    f"named in {LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure",
 }
 """The meaning of what a summary has for some runs alone."""
 
@@ -88,14 +71,16 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
     if job.part is not None:
         files = (SCORES, COMPUTED, JUDGEMENTS)
         sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
-        return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
+        return {"model": job.name, **get("parts", "finish").value(folder, job.part, **sizes, files=files)}
     if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
-        check_text(inputs.prepared)  # it was read, beside the tokens or in their place
+        get("sources", "prepared text").value(
+            inputs.prepared
+        )  # it was read, beside the tokens or in their place
     figures: dict[str, Any] = {}
     for control in controls:
         summary = finish_run(control, baselines={})
         figures[str(control.job.control)] = get("evaluation", "control figures").value(run, control, summary)
-    return finish_run(run, baselines=all_baselines(job), controls=figures)
+    return finish_run(run, baselines=get("evaluation", "baselines").value(job), controls=figures)
 
 
 def finish_run(
@@ -110,7 +95,8 @@ def finish_run(
         check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
     clusters = job.table.clusters(inputs.comparisons)
-    write_clusters(folder.path, rows, clusters)
+    if clusters.responses is not None or clusters.derived:
+        get("evaluation", "clusters").value(folder.path, rows, clusters)
     judged = scorer.judge_figures(inputs.comparisons)
     undefined = judged.get("undefined")
     figures = summarise(
@@ -132,7 +118,7 @@ def finish_run(
     more["judge"] = judged or None
     more["controls"] = _defined(controls or {}, undefined) or None
     if inputs.benchmarks:
-        more["benchmarks"] = benchmark_scores(
+        more["benchmarks"] = get("evaluation", "benchmark scores").value(
             inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
     more |= scorer.own_figures(inputs.comparisons)
@@ -149,8 +135,8 @@ def finish_run(
     said = more.keys() | ({USERS} if has_users else set())
     summary |= more
     summary["definitions"] |= {name: meaning for name, meaning in DEFINITIONS.items() if name in said}
-    if job.control is None and undefined is None:
-        _write_result_files(folder.path, job, rows)
+    if inputs.benchmarks and job.control is None and undefined is None:
+        get("evaluation", "benchmark files").value(folder.path, job, rows)
     folder.finish(summary)
     if computed is not None:
         folder.settle_computed(computed)
@@ -170,113 +156,3 @@ def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, An
         }
         for name, figures in controls.items()
     }
-
-
-_WITHOUT_SCORES: Final = {
-    PROFILE_OVERLAP: "no response shares a word with a profile",
-    FIRST: "the responses are given as chosen and rejected, so that their places say nothing",
-}
-_VOTES_OF_LARGE_DATA: Final = "the data are read by windows, and the votes of other users need them at once"
-_NO_VOTES: Final = (
-    "no two users judge the same responses to the same prompt, or too few of them judge another pair"
-)
-
-
-def all_baselines(job: Job) -> BASELINE_ROWS:
-    """Return the rows of every baseline by name, or why one says nothing of the comparisons.
-
-    The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
-    shown" is there where the model sees some posts of a profile and not all of them.
-    """
-    comparisons, table = job.inputs.comparisons, job.table
-    baselines: dict[str, Sequence[ScoredRow] | str] = {}
-    for name, rows in table.baselines().items():
-        says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
-        baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
-    if not comparisons.in_memory:
-        return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
-    posts = None if job.scorer.reader is None else job.view.profile_posts
-    if posts and any(len(comparison.profile) > posts for comparison in comparisons):
-        baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
-    for name, votes in VOTES.items():
-        baselines[name] = _rows(table, votes(comparisons)) or _NO_VOTES
-    return baselines
-
-
-def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
-    return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
-
-
-def benchmark_scores(
-    inputs: Inputs,
-    rows: Sequence[ScoredRow],
-    baselines: BASELINE_ROWS,
-    *,
-    clusters: Clusters,
-    seed: int,
-    undefined: str | None = None,
-) -> dict[str, Any]:
-    """Return the entry "benchmarks" of a summary.
-
-    Args:
-      inputs: Inputs of the run.
-      rows, baselines, clusters: Results in the order of the comparisons.
-      seed: Seed for the resampling.
-      undefined: Reason why no figure of the rows is defined, if any.
-
-    Raises:
-      DataError: Rows do not have the form that a benchmark's rule needs.
-    """
-    scores: dict[str, Any] = {}
-    for name, positions in inputs.benchmarks.items():
-        benchmark = get_benchmark(name)
-        benchmark_rows = [rows[position] for position in positions]
-        users = [clusters.users[position] for position in positions]
-        score = benchmark.score(benchmark_rows).to_json()
-        none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
-        intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed)
-        if undefined is not None:
-            reason = {"score_ci95_reason": undefined, "figures_ci95": none["figures"]}
-            score, intervals = none, {"score_ci95": None, **reason}
-        scores[name] = {
-            "rule": benchmark.rule,
-            **score,
-            **intervals,
-            "baselines": {
-                baseline: {**none, "reason": scored}
-                if isinstance(scored, str)
-                else benchmark.score([scored[position] for position in positions]).to_json()
-                for baseline, scored in baselines.items()
-                if baseline in BASELINES  # votes speak of some comparisons, and a rule needs all
-            },
-        }
-    return scores
-
-
-def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
-    """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
-    template writes their texts, or they are the bare conversations."""
-    tokenizer = job.scorer.tokenizer
-    render = getattr(tokenizer, "render", None)
-    for benchmark, positions in job.inputs.benchmarks.items():
-        if (result_tables := get_benchmark(benchmark).results) is None:
-            continue
-        texts = []
-        for position in positions:
-            seen = visible(
-                job.inputs.comparisons[position],
-                profile_posts=job.view.profile_posts,
-                protocol=job.view.protocol,
-                order_claim=job.view.order_claim,
-            )
-            spoken = [(*seen.prefix_messages, Message("assistant", text)) for text in seen.responses]
-            bare = ["\n\n".join(message.content for message in messages) for messages in spoken]
-            texts.append(bare if render is None else render(spoken))
-        files = result_files(
-            result_tables([rows[position] for position in positions], texts),
-            model=job.name,
-            model_type="Custom Classifier" if render is None else "Seq. Classifier",
-            chat_template=None if render is None else tokenizer.template_hash,
-        )
-        for path, content in files.items():
-            write_json(out / benchmark / path, content, indent=4, sort_keys=True)

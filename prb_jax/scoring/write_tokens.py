@@ -31,11 +31,13 @@ from prb_jax.records.files import file_digest
 from prb_jax.records.items import Held
 from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.records.writing import whole_file, write_json, writing
+from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
+from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
-from prb_jax.scoring.reader import Reader, open_reader, packed_trees, unpacked_trees
+from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
 from prb_jax.trees.tree import Tree
 
@@ -139,7 +141,7 @@ def _write_part(
             trees += reader.encode_text(read, view=view)
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
-        rows += [astuple(TableRow.of(comparison, baselines=True)) for comparison in read]
+        rows += [astuple(TableRow.of(comparison, baselines=BASELINES)) for comparison in read]
     with writing(file), whole_file(file) as out:
         np.savez(out, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8), trees=packed_trees(trees))
 

@@ -33,7 +33,7 @@ from prb_jax.serving.request_reader import RequestReader
 from prb_jax.serving.routes import ROUTES
 from prb_jax.serving.scorer_engine import ScorerEngine
 from prb_jax.serving.sizes import TooLargeError
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 
 TRUNCATED: Final = "X-PRB-Truncated"
 """Header of an answer: how many responses were scored with a shortened profile or prompt; absent for none."""

@@ -20,11 +20,11 @@ from queue import SimpleQueue
 import jax
 import numpy as np
 
-from prb_jax.scoring.batching import Batch, PlannedBatch, lanes
+from prb_jax.scoring.batching import Batch, lanes
 from prb_jax.serving.items import Item, Score, pieces
 from prb_jax.serving.jobs import PIECE, BusyError, Job, Taken, WaitingTree, fail_all, take
 from prb_jax.serving.tree_scorer import TreeScorer
-from prb_jax.trees.tree import common_run
+from prb_jax.trees.tree import PlannedBatch, common_run
 
 SMALL_AT_ONCE = 50_000  # characters of small requests that become trees at a time
 LARGE_AT_ONCE = 200_000  # and of large ones

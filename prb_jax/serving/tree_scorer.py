@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, fixed_batcher
+from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -22,7 +24,7 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
 )
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import KeyLayout, round_up
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -59,7 +61,9 @@ class TreeScorer:
     @property
     def batcher(self) -> Batcher:
         """What makes batches of trees, in the fixed shapes."""
-        return fixed_batcher(self.shapes)
+        if isinstance(self.shapes, SequenceOptions):
+            return self.shapes.batches
+        return partial(stream_batches, shape=self.shapes.fixed[-1], options=self.shapes)
 
     def compile(self) -> None:
         """Compile the program of each shape."""

@@ -29,8 +29,9 @@ from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
 from prb_jax.models.lora import merge_lora
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.heads import Pooled
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_language_model, open_model
+from prb_jax.models.readouts.open_model import open_model
 from prb_jax.models.readouts.registry import REGISTRY
 from prb_jax.models.readouts.resolve import is_plain_language_model
 from prb_jax.models.readouts.rules import read_out
@@ -47,7 +48,7 @@ from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import ScoredBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."

@@ -15,8 +15,9 @@ from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
 from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.readouts.language_model import LANGUAGE_MODEL, open_reward_or_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
+from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.items import Held

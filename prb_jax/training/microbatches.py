@@ -15,10 +15,11 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
+from prb_jax.seams import get
 from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys
+from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
@@ -136,7 +137,7 @@ def plan_layout(
         most = min(max(int(ACTIVATIONS / token_bytes), usual // 2), usual)
     options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
     if options.keys is not None:
-        options = for_keys(options, known, whole=not on_demand)
+        options = get("kernel tables", "fit").value(options, known, whole=not on_demand)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     compile_cost = _COMPILE if on_cpu else _COMPILE_OF_ACCELERATOR * options.streams
     shapes = choose_step_shapes(

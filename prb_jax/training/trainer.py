@@ -23,8 +23,9 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items, Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
+from prb_jax.scoring.encode_together import encode_by_processes
 from prb_jax.scoring.prepared_tokens import stored_comparisons
-from prb_jax.scoring.reader import Reader, encode_by_processes
+from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import RunOptions, TrainSettings
 from prb_jax.training.data import Examples, Order, user_weights

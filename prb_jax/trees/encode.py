@@ -9,7 +9,7 @@ In the default protocol, what does not fit is taken away in this order, and coun
    stands last in a prompt is what a response answers to.
 
 A response is never cut, and the conversation stays a valid rendering of the chat template. The
-`paper` protocol instead cuts the end of each conversation, response first.
+`paper` protocol instead cuts the end of each conversation, response first (`prb_jax.trees.paper`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,40 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Message
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError
+from prb_jax.seams import get
+from prb_jax.text.tokenizer import RenderError
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, Visible, render_profile, visible
-from prb_jax.trees.shorten import TooLongError, shorten_prompt, shortest_prompts
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.text.pair_tokenizer import PairTokenizer
+    from prb_jax.text.tokenizer import ChatTokenizer
+
+
+class TooLongError(DataError):
+    """A response that leaves no room for its prompt within the length limit.
+
+    Attributes:
+      comparison: which one.
+      tokens: of its longest conversation, without profile.
+      limit: the most tokens that a conversation may have.
+    """
+
+    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
+        self.comparison, self.tokens, self.limit = comparison, tokens, limit
+        super().__init__(
+            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
+            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
+            f" the prompt within max_length {limit}, and responses are never cut"
+        )
+
 
 CHUNK_ROWS = 64
 """Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough that
 its bulky intermediate results stay small."""
 
 ESTIMATE_SLACK = 8  # by how many tokens leaving out one post may differ from the length of that post alone
-SHORT = "."  # a response that stands in the place of a long one while prompts are measured
 
 
 def encode_comparisons(
@@ -80,17 +99,11 @@ def encode_each(
     Raises:
       DataError: as `encode_comparisons`, but for comparisons that are too long.
     """
-    encoder = _Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
+    encoder = Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
         if view.protocol is TextProtocol.PAPER:
-            if not isinstance(tokenizer, ChatTokenizer):
-                raise DataError(
-                    f"protocol {view.protocol}: its scripts put every conversation through a chat template, which "
-                    f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"
-                )
-            pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-            yield from encoder.paper(chunk, tokenizer, pad)
+            yield from get("protocols", "paper").value(encoder, chunk, pad_token_id)
         else:
             yield from encoder.default(chunk)
 
@@ -110,7 +123,9 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Encoder:
+class Encoder:
+    """From comparisons to trees of one view, by one tokenizer."""
+
     tokenizer: ChatTokenizer | PairTokenizer
     view: View
     limit: int | None
@@ -123,8 +138,8 @@ class _Encoder:
         ]
         active = rows
         while active:
-            seen = [self._visible(row.comparison, row.posts) for row in active]
-            encoded = self._encode([row.comparison for row in active], seen)
+            seen = [self.visible(row.comparison, row.posts) for row in active]
+            encoded = self.encode([row.comparison for row in active], seen)
             refused: list[_Row] = []
             for row, sequences in zip(active, encoded, strict=True):
                 if self.limit is None or longest(sequences) <= self.limit:
@@ -142,12 +157,14 @@ class _Encoder:
             ]
         return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
 
-    def _visible(self, comparison: Comparison, posts: int) -> Visible:
+    def visible(self, comparison: Comparison, posts: int) -> Visible:
+        """Return what is visible of a comparison with so many posts."""
         return visible(
             comparison, profile_posts=posts, protocol=self.view.protocol, order_claim=self.view.order_claim
         )
 
-    def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
+    def encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
+        """Return the ids of the K conversations of each comparison; DataError where the template refuses one."""
         groups = [conversations(shown.prefix_messages, shown.responses) for shown in seen]
         try:
             return self.tokenizer.encode_together(groups)
@@ -196,7 +213,8 @@ class _Encoder:
         if row.fitting < 0:
             assert self.limit is not None
             row.fitting = 0
-            shortened = self._shorten(row.comparison, row.sequences, self.limit)
+            shorten = get("protocols", "shorten").value
+            shortened = shorten(self, row.comparison, row.sequences, self.limit)
             if isinstance(shortened, TooLongError):
                 return shortened
             row.sequences, dropped = shortened
@@ -204,63 +222,6 @@ class _Encoder:
         tree = build_tree(row.sequences, truncation=truncation)
         refuse_merged_responses(row.comparison, tree)
         return tree
-
-    def _shorten(
-        self, comparison: Comparison, without_posts: list[np.ndarray], limit: int
-    ) -> tuple[list[np.ndarray], int] | TooLongError:
-        """The K conversations without posts and with a prompt cut to fit, and the tokens that costs.
-
-        A long response is encoded once: short ones in its place tell how much room the shortest prompt would give it.
-        """
-        seen, whole = self._visible(comparison, 0), longest(without_posts)
-        encoded = {seen.prefix_messages: without_posts}
-
-        def encode(messages: tuple[Message, ...], responses: tuple[str, ...]) -> list[np.ndarray]:
-            return self._encode([comparison], [Visible(messages, responses)])[0]
-
-        def fits(messages: Sequence[Message]) -> bool:
-            key = tuple(messages)
-            if key not in encoded:
-                encoded[key] = encode(key, seen.responses)
-            return longest(encoded[key]) <= limit
-
-        def too_long(responses: Sequence[int]) -> TooLongError:
-            return TooLongError(comparison, tokens=whole, responses=responses, limit=limit)
-
-        if max(len(text.encode()) for text in seen.responses) > limit:
-            prompt = longest(encode(seen.prefix_messages, (SHORT,)))
-            shortest = shortest_prompts(seen.prefix_messages)
-            room = min(longest(encode(messages, (SHORT,))) for messages in shortest)
-            if whole - prompt + room > limit + ESTIMATE_SLACK:
-                short = len(self.tokenizer.tokenize([SHORT])[0])
-                return too_long([len(ids) - prompt + short for ids in without_posts])
-        short_prompt = shorten_prompt(seen.prefix_messages, fits=fits)
-        if short_prompt is None:
-            return too_long([len(ids) for ids in self.tokenizer.tokenize(list(seen.responses))])
-        sequences = encoded[short_prompt]
-        return sequences, whole - longest(sequences)
-
-    def paper(
-        self, comparisons: Sequence[Comparison], chat: ChatTokenizer, pad_token_id: int | None
-    ) -> list[Tree]:
-        seen = [self._visible(comparison, self.view.profile_posts) for comparison in comparisons]
-        encoded = self._encode(comparisons, seen)
-        return [self._cut_ends(sequences, chat, pad_token_id) for sequences in encoded]
-
-    def _cut_ends(self, sequences: list[np.ndarray], chat: ChatTokenizer, pad_token_id: int | None) -> Tree:
-        whole = [chat.with_special_tokens(ids, max_length=None) for ids in sequences]
-        cut = [chat.with_special_tokens(ids, max_length=self.limit) for ids in sequences]
-        lost = [len(before) - len(after) for before, after in zip(whole, cut, strict=True)]
-        responses = [len(response) for response in build_tree(whole).responses]
-        of_responses = [min(n, r) for n, r in zip(lost, responses, strict=True)]
-        if chat.tokenizer.truncation_side == "left":
-            prompts = [len(ids) - r for ids, r in zip(whole, responses, strict=True)]
-            of_responses = [max(n - p, 0) for n, p in zip(lost, prompts, strict=True)]
-        truncation = Truncation(
-            prompt_tokens_dropped=max(n - r for n, r in zip(lost, of_responses, strict=True)),
-            response_tokens_dropped=sum(of_responses),
-        )
-        return build_tree(cut, read=[last_non_pad(ids, pad_token_id) for ids in cut], truncation=truncation)
 
 
 def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
@@ -271,14 +232,6 @@ def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list
 def longest(sequences: Sequence[np.ndarray]) -> int:
     """Length of the longest sequence."""
     return max(len(sequence) for sequence in sequences)
-
-
-def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:
-    """The position at which transformers reads a score: the rightmost id that is not padding (else 0)."""
-    if pad_token_id is None:
-        return len(ids) - 1
-    positions = np.flatnonzero(ids != pad_token_id)
-    return int(positions[-1]) if len(positions) else 0
 
 
 def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:

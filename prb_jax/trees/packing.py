@@ -15,13 +15,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.stream_tables import BLOCK, KEY_COLUMNS, LANES, STEP_BLOCK, KeyLayout, round_up
+from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.tree import Tree, common_run
+
+if TYPE_CHECKING:
+    from prb_jax.trees.kernel_tables import KeyLayout
 
 LEAST_SHARED = 48
 """Beginnings shorter than this (the opening of a chat template) are not worth a block of attention of their own."""
@@ -46,9 +49,9 @@ class StreamOptions:
     block: int = BLOCK  # tokens of a block of queries
     parts: int = 1  # in which a mesh's axis `sequence` splits the queries of a stream
     window: int | None = None  # of the model's sliding layers, if it has any
-    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.stream_tables`
+    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
     keys: KeyLayout | None = None
-    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.stream_tables`."""
+    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.kernel_tables`."""
     share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
     """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
@@ -67,34 +70,6 @@ class StreamOptions:
         """Return the options with blocks of other sizes; their streams are whole blocks, of one length."""
         chosen = replace(self, block=block, program_cost=None, **changed)
         return replace(chosen, tokens=round_up(chosen.tokens, chosen.multiple))
-
-
-def for_kernel(options: StreamOptions) -> StreamOptions:
-    """Return the options with the kernel that takes steps."""
-    large = replace(options, block=STEP_BLOCK)
-    return large.of_blocks(STEP_BLOCK if options.tokens >= large.multiple else LANES, kernel=True)
-
-
-def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> StreamOptions:
-    """Return the options with tables of keys that have room for these trees, which are all there are (``whole``) or
-    the first of many of their kind; but for rare ones that are much longer, whose streams get wider tables."""
-    prefixes, _, responses = (
-        np.asarray(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)
-    )
-    lengths = prefixes + responses
-    in_a_stream = options.tokens * len(trees) / sum(tree.tokens for tree in trees)
-    # All but a tree in every fourth stream, if those are half as long or less.
-    usual = int(np.quantile(lengths, 1 - min(1.0, 1 / in_a_stream) / 4, method="higher"))
-    longest = usual if 2 * usual <= lengths.max() else int(lengths.max())
-    response = int(responses[lengths <= longest].max())
-    if not whole:  # others are a little longer
-        longest, response = (coarse_length(length + 1, KEY_COLUMNS) for length in (longest, response))
-    return with_key_layout(options, KeyLayout.of(longest, response))
-
-
-def with_key_layout(options: StreamOptions, layout: KeyLayout) -> StreamOptions:
-    """Return the options with this layout."""
-    return options.of_blocks(layout.queries, keys=layout)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ of the lengths and the options alone, so a continued run forms the same batches 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import PlannedBatch, Tree
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of attention should stay in
 # the cache: per token, sequences of 512 take 1.6 times as long in batches of 16,384.
@@ -72,6 +73,32 @@ class SequenceOptions:
         most = self.most_rows(length)
         few = self.divisor << max(-(-waiting // self.divisor) - 1, 0).bit_length()
         return few if (most - few) * length > self.program_cost else most
+
+    def batches(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
+        """Put the sequences of trees into batches by length; what an earlier group computes too is computed once."""
+        plan = plan_sequences(trees, self)
+        makers: dict[int, SequenceGroup] = {}  # of each batch the group for which it is made
+        scores: dict[int, np.ndarray] = {}  # of each sequence
+
+        def make(group: SequenceGroup) -> list[SequenceBatch]:
+            own = [number for number in group.batches if makers.setdefault(number, group) is group]
+            return [make_sequence_batch(plan.found.sequences, plan.batches[number]) for number in own]
+
+        def take(group: SequenceGroup, computed: list[np.ndarray]) -> list[np.ndarray]:
+            own = [number for number in group.batches if makers[number] is group]
+            for number, values in zip(own, computed, strict=True):
+                scores.update(zip(plan.batches[number].members, values, strict=False))
+            return [
+                np.stack([scores[place] for place in plan.found.places[member]]) for member in group.members
+            ]
+
+        for group in plan.groups:
+            yield PlannedBatch(
+                members=tuple(indices[member] for member in group.members),
+                computed=group.tokens,
+                make=partial(make, group),
+                take=partial(take, group),
+            )
 
 
 def sequence_options(

@@ -6,31 +6,18 @@ import bisect
 import re
 from collections.abc import Callable, Sequence
 
-from prb_jax.errors import DataError, quote
+import numpy as np
+
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.text.visible import Visible
+from prb_jax.trees.encode import ESTIMATE_SLACK, Encoder, TooLongError, longest
 
 Fits = Callable[[Sequence[Message]], bool]
 
+SHORT = "."  # a response that stands in the place of a long one while prompts are measured
+
 LONGEST_MEAN_WORD = 24
 """Text whose blank-separated words are longer than this on average (Chinese, base64) is cut by characters."""
-
-
-class TooLongError(DataError):
-    """A response that leaves no room for its prompt within the length limit.
-
-    Attributes:
-      comparison: which one.
-      tokens: of its longest conversation, without profile.
-      limit: the most tokens that a conversation may have.
-    """
-
-    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
-        self.comparison, self.tokens, self.limit = comparison, tokens, limit
-        super().__init__(
-            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
-            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
-            f" the prompt within max_length {limit}, and responses are never cut"
-        )
 
 
 def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message, ...] | None:
@@ -116,3 +103,39 @@ def _first(count: int, holds: Callable[[int], bool]) -> int | None:
     if count == 0 or not holds(count - 1):
         return None
     return bisect.bisect_left(range(count - 1), True, key=holds)
+
+
+def shortened_prompt(
+    encoder: Encoder, comparison: Comparison, without_posts: list[np.ndarray], limit: int
+) -> tuple[list[np.ndarray], int] | TooLongError:
+    """Return the K conversations without posts and with a prompt cut to fit, and the tokens that costs.
+
+    A long response is encoded once: short ones in its place tell how much room the shortest prompt would give it.
+    """
+    seen, whole = encoder.visible(comparison, 0), longest(without_posts)
+    encoded = {seen.prefix_messages: without_posts}
+
+    def encode(messages: tuple[Message, ...], responses: tuple[str, ...]) -> list[np.ndarray]:
+        return encoder.encode([comparison], [Visible(messages, responses)])[0]
+
+    def fits(messages: Sequence[Message]) -> bool:
+        key = tuple(messages)
+        if key not in encoded:
+            encoded[key] = encode(key, seen.responses)
+        return longest(encoded[key]) <= limit
+
+    def too_long(responses: Sequence[int]) -> TooLongError:
+        return TooLongError(comparison, tokens=whole, responses=responses, limit=limit)
+
+    if max(len(text.encode()) for text in seen.responses) > limit:
+        prompt = longest(encode(seen.prefix_messages, (SHORT,)))
+        shortest = shortest_prompts(seen.prefix_messages)
+        room = min(longest(encode(messages, (SHORT,))) for messages in shortest)
+        if whole - prompt + room > limit + ESTIMATE_SLACK:
+            short = len(encoder.tokenizer.tokenize([SHORT])[0])
+            return too_long([len(ids) - prompt + short for ids in without_posts])
+    short_prompt = shorten_prompt(seen.prefix_messages, fits=fits)
+    if short_prompt is None:
+        return too_long([len(ids) for ids in encoder.tokenizer.tokenize(list(seen.responses))])
+    sequences = encoded[short_prompt]
+    return sequences, whole - longest(sequences)

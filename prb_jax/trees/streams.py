@@ -15,15 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
+from prb_jax.seams import get
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
-from prb_jax.trees.stream_tables import BlockTable, KeyTable, StepTable, block_table, key_table, step_table
+from prb_jax.trees.stream_tables import BlockTable, block_table
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.trees.kernel_tables import KeyTable, StepTable
 
 
 @jax.tree_util.register_dataclass
@@ -78,11 +82,9 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
 
     def table(window: int | None) -> BlockTable | StepTable | KeyTable:
         until, positions = arrays["until"], arrays["positions"]
-        if options.kernel:
-            sizes = {"block": options.block, "parts": options.parts}
-            return step_table(until, positions, used, window=window, **sizes)
-        if options.keys is not None:
-            return key_table(until, positions, layout=options.keys, window=window)
+        if options.kernel or options.keys is not None:
+            make = get("kernel tables", "table").value
+            return make(until, positions, used, options=options, window=window)
         return block_table(until, positions, used, window=window)
 
     in_window = None if options.window is None else table(options.window)

@@ -11,7 +11,7 @@ which tokenizer, protocol and data the trees are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -59,15 +59,6 @@ COLUMNS: Final[Mapping[str, str]] = {
 
 CHECKED_BY_TREE: Final = ("pages", "tokens")
 """The large ones, whose numbers are checked with each tree; the others are checked whole when a store is opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenisedComparison:
-    """A comparison by its tokens, in place of its text."""
-
-    id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
-    user_id: str | None
-    tree: Callable[[], Tree]  # reads it
 
 
 @dataclass(frozen=True)

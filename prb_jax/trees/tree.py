@@ -8,9 +8,9 @@ and whatever the tokenizer merges at its edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -151,6 +151,28 @@ class EqualSides:
         names, rest = ", ".join(map(quote, self.ids[:3])), self.comparisons - 3
         more = f" and {rest:,} more" if rest > 0 else ""
         return f"{counted(self.comparisons, 'comparison')} with the same tokens on both sides ({names}{more})"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedComparison:
+    """A comparison by its tokens, in place of its text."""
+
+    id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
+    user_id: str | None
+    tree: Callable[[], Tree]  # reads it
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch before it is made; of sequences several batches, which hold all responses of their members."""
+
+    members: tuple[int, ...]
+    computed: int  # tokens that are computed for them, without padding
+    make: Callable[[], list[Any]]
+    take: Callable[[list[np.ndarray]], list[np.ndarray]]
+    """Gives the scores of each member, from those of the batches."""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)

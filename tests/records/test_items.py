@@ -8,7 +8,8 @@ import pytest
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed
-from prb_jax.records.items import Held, Items, Joined, LargeComparisons, joined, windows
+from prb_jax.records.items import Held, Items, Joined, joined, windows
+from prb_jax.records.sources.large import LargeComparisons
 
 ALL = [Comparison(id=str(k), prompt="q", responses=["a", "b"], labels=[1.0, 0.0]) for k in range(7)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prb_jax.errors import DataError
-from prb_jax.records import files, lines, reading
+from prb_jax.records import csv_files, files, lines, reading
 from prb_jax.records.files import read_rows
 from prb_jax.records.lines import JsonLines
 
@@ -135,7 +135,7 @@ def test_a_line_has_a_largest_length(tmp_path, name, end):
 
 
 def test_a_record_of_many_lines_of_csv_has_a_largest_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(csv_files, "LONGEST_LINE", 1000)
     lines_within = b"".join(b'"a\n",' for _ in range(300))
     path = write(tmp_path / "x.csv.gz", b"question,chosen\n1,2\n3,4\n" + lines_within)
     with pytest.raises(DataError, match=rf"{path}:4: expected a record of at most"):

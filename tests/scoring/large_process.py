@@ -17,8 +17,8 @@ from prb_jax import cli
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed
-from prb_jax.records.items import LargeComparisons
 from prb_jax.records.lines import JsonLines
+from prb_jax.records.sources.large import LargeComparisons
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.scoring.reader import encode_by_processes, encode_part, packed_trees, unpacked_trees
+from prb_jax.scoring.encode_together import encode_by_processes, packed_trees, unpacked_trees
 from tests.platform.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
@@ -53,5 +53,5 @@ def test_trees_survive_the_way() -> None:
 
 def test_one_process_exchanges_nothing() -> None:
     some = comparisons(5)[::-4]
-    trees = encode_part(some, Counting())(), encode_by_processes(some, Counting())
+    trees = Counting()(some), encode_by_processes(some, Counting())
     assert [tree.shape for tree in trees[0]] == [tree.shape for tree in trees[1]]

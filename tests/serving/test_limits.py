@@ -33,7 +33,7 @@ from prb_jax.serving.serve import make_served, serve
 from prb_jax.serving.sizes import Sizes, TooLargeError
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import build_tree
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.records import record

@@ -20,7 +20,7 @@ from prb_jax.serving.item_scorer import open_reward
 from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from tests.behaviour.judges.stand_in import stand_in
 from tests.serving.local_server import serving
 

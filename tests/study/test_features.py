@@ -24,7 +24,7 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from tests.json_lines import write_lines
 from tests.scoring.records import TOLERANCE, record
 from tests.study.people import choice

@@ -26,7 +26,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history
-from prb_jax.scoring.run import check_same_choices
+from prb_jax.scoring.same_choices import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")
 """The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""

@@ -30,8 +30,9 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import OpenedModel, open_language_model
+from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.platform.sharding import check_heads
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import from_flat

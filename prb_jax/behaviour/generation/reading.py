@@ -30,14 +30,8 @@ from prb_jax.platform.sharding import batch_sharding, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import stream_options
 from prb_jax.trees.in_order import choose_length, fitting, full_streams, length_step
-from prb_jax.trees.packing import (
-    StreamOptions,
-    StreamShape,
-    packed_stream,
-    sort_trees,
-    with_key_layout,
-)
-from prb_jax.trees.stream_tables import KeyLayout
+from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
+from prb_jax.trees.packing import StreamOptions, StreamShape, packed_stream, sort_trees
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 

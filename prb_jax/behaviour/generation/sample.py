@@ -35,7 +35,8 @@ from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.remote.endpoint import Endpoint
 from prb_jax.scoring.remote.options import EndpointOptions
-from prb_jax.scoring.run import check_same_choices, mesh_facts
+from prb_jax.scoring.run import mesh_facts
+from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.version import computing_versions
 

@@ -38,7 +38,7 @@ from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.remote.endpoint import REPLIES
-from prb_jax.scoring.run import check_same_choices
+from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.view import ViewOptions
 from prb_jax.version import computing_versions

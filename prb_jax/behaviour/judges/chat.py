@@ -21,8 +21,9 @@ from prb_jax.behaviour.judges.replies import has_thoughts
 from prb_jax.behaviour.judges.scorer import Answer, Conversation
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.models.head import Vocabulary
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_language_model, open_model
+from prb_jax.models.readouts.open_model import open_model
 from prb_jax.models.readouts.rules import ALL_VALUES
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.scoring.batching import stream_scores

@@ -22,7 +22,7 @@ from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, add_prompt_extras
 from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
 from prb_jax.scoring.remote.options import KEY, EndpointOptions
-from prb_jax.scoring.run import check_same_choices
+from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.text.visible import TextProtocol
 
 

@@ -31,8 +31,8 @@ from prb_jax.behaviour.rl.sft import SFT
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_language_model
 from prb_jax.platform.sharding import replicated
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import batch_sizes

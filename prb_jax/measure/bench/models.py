@@ -26,8 +26,8 @@ from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.models.named_shapes import has_no_weights, read_model, shape_config
 from prb_jax.models.quantization import quantization_form, quantize_params
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_language_model
 from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.sharding import check_heads, make_mesh

@@ -24,8 +24,8 @@ from prb_jax.measure.bench.figures import Figures, median_ratio
 from prb_jax.measure.bench.models import random_texts
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.workload import KL_COEFFICIENT, LEARNING_RATE
+from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_language_model
 from prb_jax.records.comparison import Comparison
 from prb_jax.training.config import LogSettings
 from prb_jax.trees.tree import ScoredBatch, Truncation

@@ -18,15 +18,15 @@ from prb_jax.models.attention.mesh import sequence_parts
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.seams import BUILTIN, get
-from prb_jax.trees.packing import StreamOptions, for_kernel, with_key_layout
-from prb_jax.trees.stream_tables import BlockTable, KeyLayout
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.stream_tables import BlockTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
 """Takes q, k, v, window and softcap, as :func:`prb_jax.models.attention.streams.stream_attention` does."""
 
 Table = Literal["blocks", "steps", "keys"]
-"""The kinds of tables of :mod:`prb_jax.trees.stream_tables`."""
+"""The kinds of tables of :mod:`prb_jax.trees.stream_tables` and :mod:`prb_jax.trees.kernel_tables`."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,10 @@ class StreamAttention:
     """Of a kernel: takes the configuration, mesh, dtype and trained, and returns why it does not compute this model."""
 
     def shaped(self, options: StreamOptions) -> StreamOptions:
-        """Return the options as the implementation needs them; tables of keys have room for any conversation."""
+        """Return the options as the implementation needs them."""
         options = replace(options, parts=self.parts)
-        if self.table == "steps":
-            return for_kernel(options)
-        if self.table == "keys":
-            return with_key_layout(options, KeyLayout.of(options.tokens, options.tokens))
+        if self.table != "blocks":
+            return get("kernel tables", "options").value(options, self.table)
         shaped = options.of_blocks(options.block)
         return shaped if self.one_length else replace(shaped, program_cost=options.program_cost)
 

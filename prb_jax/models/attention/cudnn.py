@@ -21,8 +21,9 @@ from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one, sequence_parts
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
-from prb_jax.trees.stream_tables import KeyLayout, KeyTable, query_order
+from prb_jax.trees.kernel_tables import KeyLayout, KeyTable, with_key_layout
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.stream_tables import query_order
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -36,7 +37,7 @@ Implementation = Literal["cudnn", "xla"]
 class KeyFacts(NamedTuple):
     """Which token of a stream sees which, int32."""
 
-    # of blocks of queries: the stream's table, see :class:`prb_jax.trees.stream_tables.KeyTable`
+    # of blocks of queries: the stream's table, see :class:`prb_jax.trees.kernel_tables.KeyTable`
     keys: jax.Array
     counts: jax.Array
     places: jax.Array  # [blocks, Q], where the queries of each block stand

@@ -31,7 +31,7 @@ from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one, sequence_parts
 from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
 from prb_jax.models.layers import product, soft_capped
-from prb_jax.trees.stream_tables import FIRST, LANES, LAST, PARTLY, StepTable
+from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.batched import attend_many
 from prb_jax.models.attention.mesh import over_mesh, sequence_parts
 from prb_jax.models.attention.walk import StreamFacts, attend_blocks
+from prb_jax.seams import get
 from prb_jax.trees.stream_tables import BLOCK, BlockTable, query_order
 from prb_jax.trees.streams import StreamBatch
 
@@ -51,7 +51,7 @@ def stream_attention(
     if (parts := sequence_parts(mesh)) > 1:
         order = query_order(table.keys.shape[1], parts).reshape(-1)
         of_queries = [jnp.take(x, order, axis=1) for x in of_queries]
-    attend = attend_blocks if walks(batch, mesh) else attend_many
+    attend = attend_blocks if walks(batch, mesh) else get("attention", "many blocks").value
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> jax.Array:
         return attend(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))

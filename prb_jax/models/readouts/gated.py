@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import HeadTensor, Shapes, Sizes, States, dense
-from prb_jax.models.readouts.heads import Stack, check_tensor
+from prb_jax.models.readouts.heads import Stack, at_pattern, check_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Gated:
         if self.gate is None:
             gates = jnp.asarray(self.weights, jnp.float32)
         else:
-            gates = self.gate(tensors, states.at_pattern(self.needs) if self.needs else last)
+            gates = self.gate(tensors, at_pattern(states, self.needs) if self.needs else last)
             if self.temperature is not None:
                 gates = jax.nn.softmax(gates / self.temperature, axis=-1)
             if self.scale is not None:

@@ -8,7 +8,7 @@ is declared in :mod:`prb_jax.models.readouts.registry` (the head of several obje
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -20,6 +20,48 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, Sizes, States, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
+from prb_jax.trees.streams import StreamBatch
+
+
+def at_pattern(states: States, pattern: tuple[int, ...]) -> jax.Array:
+    """Return float32 [S, M, D], the state at the first token of the last occurrence of ``pattern``.
+
+    It is looked for in each whole conversation; where it does not occur the state is NaN.
+    """
+    batch = states.whole
+    tokens, previous = jnp.asarray(batch.tokens), jnp.asarray(batch.previous)
+    columns = jnp.arange(tokens.shape[1])
+    first = jnp.broadcast_to(columns, tokens.shape)
+    ends = tokens == pattern[-1]
+    for token in reversed(pattern[:-1]):
+        before = jnp.take_along_axis(previous, first, axis=1)
+        first = jnp.maximum(before, 0)
+        ends &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
+    last = jnp.max(jnp.where(_conversations(batch) & ends[:, None], columns, -1), axis=2)
+    found = states.at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
+    return jnp.where(last[:, :, None] >= 0, found, jnp.nan)
+
+
+def along(states: States, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return a value of every column, and in which of them ``token`` stands in each conversation.
+
+    Args:
+      token: an id.
+      value: float32 states [..., D] to values [...].
+
+    Returns:
+      float32 and bool [S, M, N]; columns of a conversation are in its order.
+    """
+    values = value(states.norm(states.hidden.astype(jnp.float32)))
+    batch = states.whole
+    shown = _conversations(batch) & (jnp.asarray(batch.tokens) == token)[:, None]
+    return jnp.broadcast_to(values[:, None], shown.shape), shown
+
+
+def _conversations(batch: StreamBatch) -> jax.Array:
+    """bool [S, M, N]: which tokens belong to the conversation of each read place."""
+    end = jnp.asarray(batch.ends)[:, :, None]
+    return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
 
 
 def check_tensor(
@@ -256,7 +298,7 @@ class Steps(_OneStack):
         def positive(states_read: jax.Array) -> jax.Array:
             return jax.nn.softmax(self.stack(params["head"], states_read), axis=-1)[..., 1]
 
-        steps, shown = states.along(self.marker, positive)
+        steps, shown = along(states, self.marker, positive)
         if self.together == "last":
             index = jnp.max(jnp.where(shown, jnp.arange(shown.shape[2]), 0), axis=2, keepdims=True)
             return jnp.take_along_axis(steps, index, axis=2)

@@ -168,9 +168,10 @@ def check_length(config: Config, length: int) -> None:
 
 
 def reward_module(
-    config: Config, params: Mapping[str, Any], program: Program
+    config: Config, params: Mapping[str, Any], **settings: Any
 ) -> RewardModule | PairRewardModule:
-    """Return the module of a reward model around its arrays."""
+    """Return the module of a reward model around its arrays; settings of its `Program`."""
+    program = Program(**settings)
     if isinstance(config, DecoderConfig):
         make: Any = functools.partial(RewardModule, config, layers=frozenset(params["layers"]))
     else:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.hf_map import module_name
 from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.models.config.decoder import (
@@ -25,11 +25,8 @@ from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
 from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.models.readouts.rules import READOUTS
-from prb_jax.seams import errors_of
+from prb_jax.seams import errors_of, get
 from prb_jax.text.template import PLACEHOLDERS, TextRules
-
-_VALUE = r"\d+=-?\d+(?:\.\d+)?"
-_VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,9 @@ def resolve_model(
     raw = read_raw_config(folder)
     refuse_encoder(raw, where=str(folder / "config.json"))
     rule = readout if readout in READOUTS else None
-    asked = _asked_for(readout) if readout is not None and rule is None else None
+    asked = None
+    if readout is not None and rule is None:
+        asked = get("models", "named readout").value(readout)
     stored = _Stored(folder, raw, name or str(folder))
     row = asked or _recognise(stored)
     where = str(folder / "config.json")
@@ -182,39 +181,6 @@ class _Stored:
     def known(self) -> ModelRow | None:
         """The row of a standard model that is known by its name."""
         return next((row for row in known_rows().values() if row.standard and self.is_called(row)), None)
-
-
-def _asked_for(readout: str) -> ModelRow:
-    """The row that a user names."""
-    rows = known_rows(readout)
-    steps = {
-        f"{row.name}:{way}": replace(row, head=replace(cast(Any, row.head), together=way))
-        for row in rows.values()
-        for way in row.ways
-    }
-    if (row := rows.get(readout) or steps.get(readout)) is not None:
-        return row
-    name = readout.partition(":")[0]
-    if match := _VOCABULARY.fullmatch(readout):
-        parts = [part.partition("=") for part in match[1].split(",")]
-        head = Vocabulary(
-            tokens=tuple(int(token) for token, _, _ in parts),
-            numbers=tuple(float(number) for _, _, number in parts if number),
-        )
-        if len(set(head.tokens)) == len(head.tokens):
-            return ModelRow(name=readout, models=(), head=head)
-        expected = "expected each token once"
-    elif name in rows and rows[name].ways:
-        ways = ", ".join(f"{name}:{way}" for way in rows[name].ways)
-        expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
-    elif name in rows:
-        expected = (
-            f"'{name}' does not score steps, so there is nothing to put together: expected '{name}' alone"
-        )
-    else:
-        forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
-        expected = f"expected one of {', '.join((*READOUTS, *rows, *steps, *forms))}"
-    raise CheckpointError(f"unknown readout {quote(readout)}: {expected}")
 
 
 def _recognise(stored: _Stored) -> ModelRow | None:

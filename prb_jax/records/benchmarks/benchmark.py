@@ -154,16 +154,13 @@ def _strict(value: Any) -> Any:
     return value
 
 
-RESAMPLES: Final = 400
-
-
 def score_intervals(
     benchmark: Benchmark,
     rows: Sequence[ScoredRow],
     users: Sequence[str | None],
     *,
     seed: int,
-    resamples: int = RESAMPLES,
+    resamples: int,
 ) -> dict[str, Any]:
     """Return "score_ci95", "score_ci95_reason" and "figures_ci95" of one benchmark.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from prb_jax.metrics.accuracy import ScoredRow
@@ -14,29 +14,9 @@ from prb_jax.records.benchmarks.benchmark import (
     mean,
     pair_scores,
 )
+from prb_jax.records.sources.source import PRB_SUBSETS
 
 PRB_REPOSITORY: Final = "QiyaoMa/Personalized-RewardBench"
-
-PRB_SUBSETS: Final[Mapping[str, str]] = {
-    "Lifestyle_and_Personal_Development": "Lifestyle",
-    "Art_and_Entertainment": "Art",
-    "Society_and_Culture": "Society",
-}
-"""Config name on the hub -> short name, which is that of the paper's released scripts."""
-
-_SHORT_NAMES: Final = {
-    name.casefold(): short for long, short in PRB_SUBSETS.items() for name in (long, short)
-}
-
-
-def short_name(subset: str) -> str:
-    """The short name of a subset of the paper's data set, in any spelling; other names unchanged."""
-    return _SHORT_NAMES.get(subset.casefold(), subset)
-
-
-def same_subset(name: str | None, wanted: str) -> bool:
-    """Whether a subset is the one that is wanted, in any spelling."""
-    return name is not None and short_name(name) == short_name(wanted)
 
 
 def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:

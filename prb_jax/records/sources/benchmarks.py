@@ -13,8 +13,19 @@ from prb_jax.records import benchmarks, fields
 from prb_jax.records.benchmarks.benchmark import Benchmark, Place
 from prb_jax.records.files import has_known_suffix
 from prb_jax.records.lines import Row
+from prb_jax.records.sources.folders import HubSource
 from prb_jax.records.sources.source import Digest, FileSource, Source
 from prb_jax.seams import get
+
+
+def open_published(name: str) -> HubSource:
+    """Return the data set of the hub that a benchmark is published in; DataError if it has none."""
+    benchmark = benchmarks.get_benchmark(name)
+    if benchmark.repository is None:
+        raise DataError(
+            f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
+        )
+    return HubSource(benchmark.repository, benchmark=name)
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,10 @@ class BenchmarkSource(Source):
         if not paths:
             raise DataError(f"{folder}: no {named} in it; expected {rule.home} for {rule.name}")
         return paths
+
+    @property
+    def tokens(self) -> Path | None:
+        return self.inner.tokens
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         if self.kind == "folder":

@@ -16,11 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from prb_jax.errors import DataError, counted, first_line, listed, quote
-from prb_jax.records.benchmarks.prb import PRB_REPOSITORY, PRB_SUBSETS, same_subset, short_name
+from prb_jax.records.benchmarks import of_repository
+from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
 from prb_jax.records.field_names import FieldNames
 from prb_jax.records.files import has_known_suffix, read_rows
 from prb_jax.records.lines import WINDOWED, Row, is_large
-from prb_jax.records.sources.source import Digest, Source
+from prb_jax.records.sources.prepared import PreparedSource, is_prepared, metadata
+from prb_jax.records.sources.source import PRB_SUBSETS, Digest, Source, same_subset, short_name
+from prb_jax.seams import names
 
 README: Final = "README.md"
 
@@ -42,6 +45,14 @@ _TABLES: Final = frozenset(
 _NO_DATA: Final = (
     "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
 )  # fmt: skip
+
+
+def open_folder(path: str) -> Source:
+    """Return the source of a folder: one that `prb prepare` wrote, or a data set in the layout of the hub."""
+    if not is_prepared(Path(path)):
+        return FolderSource(path)
+    benchmark = metadata(Path(path)).get("benchmark")
+    return PreparedSource(path, benchmark=benchmark if benchmark in names("benchmarks") else None)
 
 
 class FolderSource(Source):
@@ -200,6 +211,12 @@ def _matching(folder: Path, base: str, pattern: str, where: str) -> list[Path]:
     if path.name == "**":  # files at any depth, as on the hub
         path = path / "*"
     return sorted(file for file in folder.glob(path.as_posix()) if file.is_file() and file.name != README)
+
+
+def open_hub(repository: str) -> HubSource:
+    """Return the source of a hub id, which may be that of a benchmark."""
+    benchmark = of_repository(repository)
+    return HubSource(repository, benchmark=None if benchmark is None else benchmark.name)
 
 
 class HubSource(Source):

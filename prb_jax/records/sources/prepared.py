@@ -53,6 +53,14 @@ class PreparedSource(Source):
         size = sum(file.stat().st_size for file in files)
         return files if size > lines.LARGE or tokens_folder(Path(self.name)) is not None else []
 
+    def stored(self, *, split: str) -> PreparedComparisons:
+        return PreparedComparisons(self.name, split=split)
+
+    @property
+    def tokens(self) -> Path | None:
+        folder = Path(self.name)
+        return None if tokens_folder(folder) is None else folder
+
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         """The description of the source that the split was prepared from, for which the copy may stand.
 

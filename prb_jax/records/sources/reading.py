@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,23 +11,15 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.platform.paths import localised
-from prb_jax.records import benchmarks, lines
-from prb_jax.records.benchmarks.prb import same_subset
+from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
-from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
+from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
 from prb_jax.records.intake import Placed, Records, given_rows, read_records
-from prb_jax.records.items import Held, Items, LargeComparisons
-from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
+from prb_jax.records.items import Held, Items
+from prb_jax.records.lines import Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
-from prb_jax.records.sources.prepared import (
-    PreparedComparisons,
-    PreparedSource,
-    is_prepared,
-    metadata,
-    tokens_folder,
-)
-from prb_jax.records.sources.source import FileSource, PythonSource, Source
+from prb_jax.records.sources.source import FileSource, PythonSource, Source, same_subset
 from prb_jax.seams import get, is_imported, is_python_value, names
 
 PERSONAS: Final = "personas"
@@ -72,11 +63,11 @@ def each_comparison(
     source: str | Path | Records, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> Iterator[Comparison]:
     """Yield the comparisons that ``read_comparisons`` gives, one after another; errors likewise."""
-    _check_limit(limit)
+    check_limit(limit)
     named = isinstance(source, str | Path)
     rows = each_row(source, subset=subset, split=split) if named else given_rows(source)
     name = source if named else "data"
-    for placed in _chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
+    for placed in chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
         yield placed.comparison
 
 
@@ -92,37 +83,10 @@ def open_comparisons(
     files = _large_files(opened, split=split)
     if not files:
         return Held(each_comparison(source, subset=subset, split=split, limit=limit))
-    _check_limit(limit)
-    prepared = opened.kind == "prepared"
-    readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
-
-    def rows() -> Iterator[Row]:
-        for file in () if prepared else files:
-            yield from readers[file].rows() if file in readers else read_rows(file, columns=opened.columns)
-        if prepared:
-            yield from opened.rows(subset=subset, split=split)
-
-    mapped = _mapped(rows, opened)
-
-    def about() -> float:
-        counts = [reader.about() for reader in readers.values()]
-        known = len(counts) == len(files) and all(counts) and subset is None
-        return min(sum(counts), limit or math.inf) if known else 0.0
-
-    count = None
-    if subset is None and not readers:
-        whole = PreparedComparisons(opened.name, split=split) if prepared else ()
-        count = len(whole) if prepared else sum(map(parquet_rows, files))
-        count = min(count, limit or count)
-    large = LargeComparisons(
-        lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
-        about=about,
-        files={file: reader for file, reader in readers.items() if is_large(file)},
-        count=count,
+    check_limit(limit)
+    return get("large data", "open").value(
+        opened, files, name=source, subset=subset, split=split, limit=limit
     )
-    if not count:
-        next(iter(large))  # or an error
-    return large
 
 
 def find_comparisons(
@@ -137,8 +101,8 @@ def find_comparisons(
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
-    if files and opened.kind == "prepared":
-        return PreparedComparisons(opened.name, split=split)
+    if files and (stored := opened.stored(split=split)) is not None:
+        return stored
     if sum(map(unpacked_size, files)) > lines.HELD:
         raise DataError(
             f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
@@ -157,7 +121,7 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
       DataError: a source that does not exist, or a file that cannot be read.
     """
     opened = _resolve(source, split=split)
-    return _mapped(lambda: opened.rows(subset=subset, split=split), opened)()
+    return mapped_rows(lambda: opened.rows(subset=subset, split=split), opened)()
 
 
 def source_rows(source: str | Path) -> list[Row]:
@@ -232,9 +196,7 @@ def recorded_sources(names: Any, *, where: str) -> list[str]:
 
 def prepared_tokens(source: str | Path) -> Path | None:
     """The prepared folder that the source is, if it holds tokens beside the text."""
-    opened = _resolve(source, split="")
-    folder = Path(opened.name)
-    return folder if opened.kind == "prepared" and tokens_folder(folder) is not None else None
+    return _resolve(source, split="").tokens
 
 
 def benchmark_of(source: str | Path) -> str | None:
@@ -266,12 +228,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
             raise DataError(f"{source}: holds the benchmark {quote(opened.benchmark)}")
         opened = replace(opened, benchmark=name)
     else:
-        benchmark = benchmarks.get_benchmark(name)
-        if benchmark.repository is None:
-            raise DataError(
-                f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
-            )
-        opened = get("sources", "hub").value(benchmark.repository, benchmark=name)
+        opened = get("sources", "published").value(name)
     if opened.benchmark in (None, PRB):
         return opened
     return get("sources", "benchmark").value(opened.name, benchmark=opened.benchmark, inner=opened)
@@ -281,16 +238,11 @@ def _at(place: str | Path) -> Source:
     """What lies at a path or an id, with the name of the benchmark that it says to hold."""
     path = Path(place)
     if path.is_dir():
-        if not is_prepared(path):
-            return get("sources", "folder").value(str(path))
-        benchmark = metadata(path).get("benchmark")
-        known = benchmark if benchmark in names("benchmarks") else None
-        return PreparedSource(str(path), benchmark=known)
+        return get("sources", "folder").value(str(path))
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
     if isinstance(place, str) and _HUB_ID.fullmatch(place):
-        benchmark = benchmarks.of_repository(place)
-        return get("sources", "hub").value(place, benchmark=None if benchmark is None else benchmark.name)
+        return get("sources", "hub").value(place)
     raise DataError(
         f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
         f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(names('benchmarks'))}"
@@ -301,7 +253,7 @@ def _large_files(source: Source, *, split: str) -> Sequence[Path]:
     return source.large_files(split=split) if source.benchmark is None else []
 
 
-def _mapped(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
+def mapped_rows(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
     """The rows of each pass, their columns under the names of fields."""
     if not source.has_columns or source.columns is None:
         return rows
@@ -315,12 +267,12 @@ def _mapped(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], I
     return mapped
 
 
-def _check_limit(limit: int | None) -> None:
+def check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected at least 1, found {limit}")
 
 
-def _chosen(
+def chosen(
     records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
 ) -> Iterator[Placed]:
     """The first ``limit`` comparisons of a subset; at least one."""

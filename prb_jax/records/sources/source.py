@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from prb_jax.errors import DataError, PrbError
 from prb_jax.records.comparison import Comparison
@@ -17,7 +17,31 @@ from prb_jax.records.intake import given_rows
 from prb_jax.records.lines import Row, is_large
 from prb_jax.seams import python_value
 
+if TYPE_CHECKING:
+    from prb_jax.records.items import Items
+
 Digest = Callable[[Path], Any]
+
+PRB_SUBSETS: Final[Mapping[str, str]] = {
+    "Lifestyle_and_Personal_Development": "Lifestyle",
+    "Art_and_Entertainment": "Art",
+    "Society_and_Culture": "Society",
+}
+"""Config name on the hub -> short name, which is that of the paper's released scripts."""
+
+_SHORT_NAMES: Final = {
+    name.casefold(): short for long, short in PRB_SUBSETS.items() for name in (long, short)
+}
+
+
+def short_name(subset: str) -> str:
+    """The short name of a subset of the paper's data set, in any spelling; other names unchanged."""
+    return _SHORT_NAMES.get(subset.casefold(), subset)
+
+
+def same_subset(name: str | None, wanted: str) -> bool:
+    """Whether a subset is the one that is wanted, in any spelling."""
+    return name is not None and short_name(name) == short_name(wanted)
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,15 @@ class Source:
     def large_files(self, *, split: str) -> Sequence[Path]:
         """Return the files that are read by windows, as they are large; none where all is read at once."""
         return []
+
+    def stored(self, *, split: str) -> Items[Comparison] | None:
+        """Return the comparisons on the disk, if each can be read from there when it is asked for."""
+        return None
+
+    @property
+    def tokens(self) -> Path | None:
+        """The folder of the source, if it holds tokens beside the text."""
+        return None
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         """Return what the source is made of, JSON-ready: equal now and later only if its contents are."""

@@ -16,8 +16,9 @@ from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import refuse_for_encoder
 from prb_jax.models.config.families import is_encoder
 from prb_jax.models.head import LanguageHead, Linear
+from prb_jax.models.readouts.language_model import open_reward_or_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_model, open_reward_or_language_model
+from prb_jax.models.readouts.open_model import open_model
 from prb_jax.models.readouts.resolve import ResolvedModel, class_names
 from prb_jax.models.readouts.text_encoder import read_pooling
 from prb_jax.personal.prompts import load_prompts

@@ -20,7 +20,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import TRAINED_VIEW, View, choose_view, read_trained_view
 from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import Tree
 
 _NO_LIMIT = 2**31 - 1

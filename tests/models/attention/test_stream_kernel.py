@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prb_jax.measure.plan.chips import describe_slice
 from prb_jax.models.attention import stream_kernel
 from prb_jax.models.attention.stream_kernel import kernel_attention
-from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, pack_streams
-from prb_jax.trees.stream_tables import FIRST, LAST, PARTLY, StepTable, query_order
+from prb_jax.trees.kernel_tables import FIRST, LAST, PARTLY, StepTable, for_kernel
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.stream_tables import query_order
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_streams import (

@@ -20,6 +20,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.model import init_params
+from prb_jax.models.readouts.heads import along, at_pattern
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_tables import BLOCK
@@ -213,11 +214,11 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
 
     same(States.read)
     for pattern in ((7,), (7, 8), (7, 8, 3, 7, 8), (8, 7, 8), (99,)):
-        same(lambda states, pattern=pattern: states.at_pattern(pattern))
+        same(lambda states, pattern=pattern: at_pattern(states, pattern))
     for token in (7, 8, 99):
 
         def summed(states: States, token: int = token) -> jax.Array:
-            values, shown = states.along(token, lambda x: x.sum(axis=-1))
+            values, shown = along(states, token, lambda x: x.sum(axis=-1))
             return jnp.where(shown, values, 0.0).sum(axis=2)
 
         same(summed)

@@ -157,7 +157,7 @@ def test_intervals_of_scores_are_drawn_through_the_rule():
         for i in range(count)
     ]
     nobody, users = [None] * len(rows), [row.id[-1] for row in rows]  # ten users in each subset
-    intervals = score_intervals(llmbar.BENCHMARK, rows, nobody, seed=0)
+    intervals = score_intervals(llmbar.BENCHMARK, rows, nobody, seed=0, resamples=400)
     result = llmbar.score(rows)
     shares = np.array([result.figures[name] for name in counts])
     error = np.sqrt((shares * (1 - shares) / list(counts.values())).sum()) / 5
@@ -192,7 +192,7 @@ def test_why_there_is_no_interval():
         (prb, ["a", "b", "c"] * 2, "3 units to draw from; an interval needs at least 6"),
         (llmbar, [None] * 6, "the score is not defined"),
     ):
-        intervals = score_intervals(module.BENCHMARK, rows, users, seed=0)
+        intervals = score_intervals(module.BENCHMARK, rows, users, seed=0, resamples=400)
         assert (intervals["score_ci95"], intervals["score_ci95_reason"]) == (None, reason)
 
 

@@ -1,0 +1,80 @@
+"""Open a language model: a policy, a judge or features; headers of weights are read, and no weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.locate import ModelFolder, locate
+from prb_jax.models.checkpoints.weight_index import index_folder
+from prb_jax.models.config.decoder import parse_config, read_raw_config
+from prb_jax.models.config.families import FAMILIES, is_encoder
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import OpenedModel, open_model
+from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.row import ModelRow
+
+LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
+"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+
+
+def _located(model: str | Path | ModelFolder, options: LoadOptions) -> ModelFolder:
+    return model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+
+
+def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
+    """Open a ``*ForCausalLM``; headers of weights are read, and no weights.
+
+    Args:
+      model: a folder or hub id.
+      options: the user's choices; ``readout`` has no meaning here.
+
+    Raises:
+      CheckpointError: it is no causal language model, or cannot be used as it is.
+    """
+    folder = _located(model, options)
+    where, raw = str(folder.path / "config.json"), read_raw_config(folder.path)
+    if is_encoder(raw):
+        raise CheckpointError(
+            f"{where}: expected a causal language model, found the encoder {raw['model_type']}"
+        )
+    config = parse_config(raw, where=where)
+    expected, found = FAMILIES[config.model_type].language_model, config.architectures[:1]
+    if found != (expected,):
+        raise CheckpointError(
+            f"{where}: architectures: expected {quote(expected)}, found {quote(found[0] if found else None)}: a policy "
+            "needs a causal head, which gives logits of the whole vocabulary"
+        )
+    stored = {name: tensor.shape for name, tensor in index_folder(folder.path).tensors.items()}
+    facts = {
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+    head = LanguageHead().bound(stored, facts, where=str(folder.path), what=LANGUAGE_MODEL.name)
+    body = ResolvedModel(replace(config, head=head), LANGUAGE_MODEL)
+    return OpenedModel(
+        folder=folder, options=options, body=body, row=LANGUAGE_MODEL, labels="logit", labels_named=True
+    )
+
+
+def open_reward_or_language_model(
+    model: str | Path | ModelFolder, options: LoadOptions
+) -> tuple[OpenedModel, str]:
+    """Open a reward model; or, where the model is only a ``*ForCausalLM``, the language model with the reason why it is
+    not a reward model.
+
+    Raises:
+      CheckpointError: it is neither, or cannot be used as it is.
+    """
+    folder = _located(model, options)
+    raw = read_raw_config(folder.path)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model
+    try:
+        return open_model(folder, options), ""
+    except CheckpointError as error:
+        if not causal or options.readout is not None:
+            raise
+        return open_language_model(folder, options), str(error)

@@ -1,0 +1,92 @@
+"""Records of parquet files, and of tables of pandas, polars or pyarrow in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import DataError, first_line, quote
+
+
+def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
+    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
+
+    Raises:
+      DataError: for a damaged file, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
+
+    with _arrow_errors(f"{path}: not a whole parquet file"), pq.ParquetFile(path) as file:
+        columns = _chosen_columns(file.schema_arrow.names, wanted, str(path))
+        yield from _batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+
+
+def parquet_rows(path: Path) -> int:
+    """Return how many rows a parquet file says that it has; errors as of :func:`parquet_values`."""
+    import pyarrow.parquet as pq
+
+    with _arrow_errors(f"{path}: not a whole parquet file"):
+        return pq.read_metadata(path).num_rows
+
+
+@contextlib.contextmanager
+def _arrow_errors(wrong: str) -> Iterator[None]:
+    """Turn Arrow's errors into one line that begins with what is wrong."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(f"{wrong}: {first_line(error)}") from error
+
+
+def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
+
+    Raises:
+      DataError: for a table that Arrow cannot represent, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow as pa
+
+    with _arrow_errors(f"{where}: not a table of records"):
+        reader = pa.RecordBatchReader.from_stream(table)
+        columns = _chosen_columns(reader.schema.names, wanted, where)
+        yield from _batch_values((batch.select(columns) for batch in reader), where)
+
+
+def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
+    """Which of a table's columns are read: the wanted ones (None: all), each there at most once."""
+    columns = [name for name in names if wanted is None or name in wanted]
+    for name in columns:
+        if columns.count(name) > 1:
+            places = " and ".join(str(i) for i, other in enumerate(names, start=1) if other == name)
+            raise DataError(f"{where}: field {quote(name)} is given twice, in columns {places}")
+    return columns
+
+
+def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of record batches as Python objects."""
+    before = 0
+    for batch in batches:
+        try:
+            values = batch.to_pylist()
+        # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
+        except (ValueError, OverflowError) as error:
+            raise DataError(_bad_value(batch, where, before)) from error
+        yield from values
+        before += batch.num_rows
+
+
+def _bad_value(batch: Any, where: str, before: int) -> str:
+    """Which row and field of a record batch cannot be turned into Python objects, and why."""
+    for i in range(batch.num_rows):
+        for name in batch.schema.names:
+            try:
+                batch.column(name).slice(i, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
+            except (ValueError, OverflowError) as error:
+                return f"{where}: row {before + i + 1}: field '{name}': {first_line(error)}"
+    return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"

@@ -1,0 +1,162 @@
+"""Comparisons of data larger than memory: read forward from their files whenever they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import read_rows
+from prb_jax.records.intake import Placed, read_records
+from prb_jax.records.items import Items
+from prb_jax.records.lines import JsonLines, Row, is_large
+from prb_jax.records.sources.reading import chosen, mapped_rows
+from prb_jax.records.sources.source import Source
+from prb_jax.seams import get
+
+
+class LargeComparisons(Items[Comparison]):
+    """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
+
+    How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
+    each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
+
+    Args:
+      start: begins a pass over them.
+      about: tells about how many there are by what was read so far; 0 where that is not known.
+      files: the files of JSON lines whose digests are taken while they are read.
+      count: how many there are, where that is known without reading them.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        start: Callable[[], Iterator[Placed]],
+        *,
+        about: Callable[[], float] = lambda: 0.0,
+        files: Mapping[Path, JsonLines] = Items.files,
+        count: int | None = None,
+    ) -> None:
+        self._start, self._about, self.files = start, about, files
+        self._known, self.complete = count or 0, count is not None
+        self._listeners: list[Callable[[int, Placed], None]] = []
+        self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
+        self._last: tuple[int, Comparison | None] = (-1, None)
+
+    def placed(self, name: str = "") -> Iterator[Placed]:
+        """Yield each comparison with its place in a file.
+
+        Raises:
+          DataError: a file that cannot be read, or a record that is not of the format; names file and line.
+        """
+        index = -1
+        for index, placed in enumerate(self._start()):
+            self._known = max(self._known, index + 1)
+            for listener in self._listeners:
+                listener(index, placed)
+            yield placed
+        self.complete = True
+
+    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str]:
+        self._listeners.append(listener)
+        self._last = (-1, None)
+        return lambda index: next(itertools.islice(self._start(), index, None)).where
+
+    def __iter__(self) -> Iterator[Comparison]:
+        return (placed.comparison for placed in self.placed())
+
+    def __len__(self) -> int:
+        if not self.complete:
+            for _ in self.placed():
+                pass
+        return self._known
+
+    def about(self) -> float:
+        return self._known if self.complete else self._about()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one of them: without reading again where the places that are asked for ascend."""
+        if isinstance(index, slice):
+            return list(itertools.islice(self, index.start, index.stop, index.step))
+        place = index + len(self) if index < 0 else index
+        last, comparison = self._last
+        if place < last or comparison is None:
+            last, self._walk = -1, iter(self)
+        if place != last:
+            comparison = (
+                next(itertools.islice(self._walk, place - last - 1, None), None) if place >= 0 else None
+            )
+            self._last = (place, comparison)
+        if comparison is None:
+            raise IndexError("comparison index out of range")
+        return comparison
+
+    def sample(self, count: int) -> Sequence[Comparison]:
+        return self[:count]
+
+    def without(self, places: set[int]) -> LargeComparisons:
+        return LargeComparisons(
+            lambda: (placed for place, placed in enumerate(self.placed()) if place not in places)
+        )
+
+    def changed(self, change: Callable[[Comparison], Comparison]) -> LargeComparisons:
+        return LargeComparisons(
+            lambda: (Placed(placed.where, change(placed.comparison)) for placed in self.placed()),
+            about=self.about,
+        )
+
+
+def open_large(
+    opened: Source,
+    files: Sequence[Path],
+    *,
+    name: str | Path,
+    subset: str | None,
+    split: str,
+    limit: int | None,
+) -> LargeComparisons:
+    """Return the comparisons of a source with these large files; the other arguments as of `open_comparisons`."""
+    stored = opened.stored(split=split)
+    raw = files if stored is None else ()
+    readers = {file: JsonLines(file) for file in raw if file.suffix != ".parquet"}
+
+    def rows() -> Iterator[Row]:
+        for file in raw:
+            yield from readers[file].rows() if file in readers else read_rows(file, columns=opened.columns)
+        if stored is not None:
+            yield from opened.rows(subset=subset, split=split)
+
+    mapped = mapped_rows(rows, opened)
+
+    def about() -> float:
+        counts = [reader.about() for reader in readers.values()]
+        known = len(counts) == len(files) and all(counts) and subset is None
+        return min(sum(counts), limit or math.inf) if known else 0.0
+
+    count = None
+    if subset is None and not readers:
+        count = sum(map(get("formats", "parquet rows").value, raw)) if stored is None else len(stored)
+        count = min(count, limit or count)
+    large = LargeComparisons(
+        lambda: chosen(read_records(mapped(), tell=False), name, subset=subset, limit=limit),
+        about=about,
+        files={file: reader for file, reader in readers.items() if is_large(file)},
+        count=count,
+    )
+    if not count:
+        next(iter(large))  # or an error
+    return large
+
+
+def join_large(parts: Sequence[tuple[str, Items[Comparison]]]) -> LargeComparisons:
+    """As `prb_jax.records.items.joined`, where not all of them are in memory."""
+    return LargeComparisons(
+        lambda: (placed for name, part in parts for placed in part.placed(name)),
+        about=lambda: sum(counts) if all(counts := [part.about() for _, part in parts]) else 0.0,
+        files={path: file for _, part in parts for path, file in part.files.items()},
+        count=sum(len(part) for _, part in parts) if all(part.complete for _, part in parts) else None,
+    )

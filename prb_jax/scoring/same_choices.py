@@ -1,0 +1,69 @@
+"""Choices of several processes, compared before a model is loaded: unequal ones may wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.agreement import check_agreement
+from prb_jax.platform.processes.sharing import process_count, refuse_together
+from prb_jax.records.options import flat_settings, options_of
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.load import Model, model_contents
+from prb_jax.scoring.options import EvaluateOptions
+from prb_jax.scoring.remote import is_url
+from prb_jax.version import computing_versions
+
+
+def check_same_choices(
+    verb: str,
+    models: Mapping[str, tuple[Model, LoadOptions | None]],
+    chosen: Mapping[str, Any],
+    *,
+    inputs: Inputs | None = None,
+) -> None:
+    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
+
+    Args:
+      models: that it will load, and how, by what they are for.
+      chosen: everything else that was chosen, JSON-ready; of files their contents.
+
+    Raises:
+      RunError: in every process: a model behind a server, which one process alone asks; or the first process that
+        differs from process 0, and the fields.
+    """
+    if process_count() == 1:
+        return
+    refuse_together(endpoint=next((model for model, _ in models.values() if is_url(model)), None))
+    alike = [name for name, choice in options_of(LoadOptions).items() if choice.effect == "result"]
+    asked = {what: (model, loading or LoadOptions()) for what, (model, loading) in models.items()}
+    check_agreement(
+        {
+            "verb": verb,
+            **chosen,
+            "data": None if inputs is None else inputs.to_json(whole=False),
+            "models": {
+                what: {
+                    "contents": model_contents(model, loading.revision),
+                    **{name: str(getattr(loading, name)) for name in alike},
+                }
+                for what, (model, loading) in asked.items()
+            },
+            "versions": computing_versions(plain=False),
+        }
+    )
+
+
+def check_same_evaluation(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:
+    """As :func:`check_same_choices`, of an evaluation on several processes."""
+    chosen, known = flat_settings(options), options_of(EvaluateOptions)
+    check_agreement(
+        {
+            "verb": "evaluate",
+            **{key.rpartition(".")[2]: chosen[key] for key in known if known[key].effect == "result"},
+            "data": inputs.to_json(whole=False),
+            "model": model_contents(model, options.loading.revision),
+            "versions": computing_versions(plain=False),
+        }
+    )

@@ -1,0 +1,53 @@
+"""Trees as the paper's scripts make them: a conversation that is too long loses its end, response first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from prb_jax.errors import DataError
+from prb_jax.records.comparison import Comparison
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.trees.encode import Encoder
+from prb_jax.trees.tree import Tree, Truncation, build_tree
+
+
+def encode_paper(encoder: Encoder, comparisons: Sequence[Comparison], pad_token_id: int | None) -> list[Tree]:
+    """Return the trees of comparisons, each conversation cut at its end; arguments as of `encode_comparisons`."""
+    chat = encoder.tokenizer
+    if not isinstance(chat, ChatTokenizer):
+        raise DataError(
+            f"protocol {encoder.view.protocol}: its scripts put every conversation through a chat template, which "
+            f"{chat.name}, an encoder of pairs, does not have: use the default protocol"
+        )
+    pad = chat.pad_token_id if pad_token_id is None else pad_token_id
+    seen = [encoder.visible(comparison, encoder.view.profile_posts) for comparison in comparisons]
+    encoded = encoder.encode(comparisons, seen)
+    return [_cut_ends(sequences, chat, encoder.limit, pad) for sequences in encoded]
+
+
+def _cut_ends(
+    sequences: list[np.ndarray], chat: ChatTokenizer, limit: int | None, pad_token_id: int | None
+) -> Tree:
+    whole = [chat.with_special_tokens(ids, max_length=None) for ids in sequences]
+    cut = [chat.with_special_tokens(ids, max_length=limit) for ids in sequences]
+    lost = [len(before) - len(after) for before, after in zip(whole, cut, strict=True)]
+    responses = [len(response) for response in build_tree(whole).responses]
+    of_responses = [min(n, r) for n, r in zip(lost, responses, strict=True)]
+    if chat.tokenizer.truncation_side == "left":
+        prompts = [len(ids) - r for ids, r in zip(whole, responses, strict=True)]
+        of_responses = [max(n - p, 0) for n, p in zip(lost, prompts, strict=True)]
+    truncation = Truncation(
+        prompt_tokens_dropped=max(n - r for n, r in zip(lost, of_responses, strict=True)),
+        response_tokens_dropped=sum(of_responses),
+    )
+    return build_tree(cut, read=[last_non_pad(ids, pad_token_id) for ids in cut], truncation=truncation)
+
+
+def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:
+    """The position at which transformers reads a score: the rightmost id that is not padding (else 0)."""
+    if pad_token_id is None:
+        return len(ids) - 1
+    positions = np.flatnonzero(ids != pad_token_id)
+    return int(positions[-1]) if len(positions) else 0
