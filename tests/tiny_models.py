@@ -66,8 +66,8 @@ def _tiny(name: str, rope: Mapping[str, Any], **arguments: Any) -> TinyFamily:
     return TinyFamily(f"{name}Config", {"rope_parameters": rope, **arguments})
 
 
-def _ropes(full: Mapping[str, Any]) -> dict[str, Any]:
-    return {"full_attention": full, "sliding_attention": _LOCAL}
+def _ropes(full: Mapping[str, Any], sliding: Mapping[str, Any] = _LOCAL) -> dict[str, Any]:
+    return {"full_attention": full, "sliding_attention": sliding}
 
 
 TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
@@ -88,6 +88,8 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "gemma2": _tiny("Gemma2", _DEFAULT, **_GEMMA, attn_logit_softcapping=5.0),
         "gemma3": _tiny("Gemma3Text", _ropes(_DEFAULT), **_GEMMA, sliding_window_pattern=3),
         "gemma3-linear": _tiny("Gemma3Text", _ropes(_LINEAR), **_GEMMA, sliding_window_pattern=2),
+        "olmo2": _tiny("Olmo2", _LLAMA3, attention_bias=True),
+        "olmo3": _tiny("Olmo3", _ropes(_YARN, _DEFAULT), sliding_window=24, num_hidden_layers=4),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.

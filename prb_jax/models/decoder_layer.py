@@ -77,23 +77,22 @@ class DecoderLayer(Declaring):
             return parameter(jnp.zeros((size,), dtype), axes=(axis,), hf=f"{hf}.bias")
 
         into, out, up, down = ("model", "heads"), ("heads", "model"), ("model", "mlp"), ("mlp", "model")
-        self.input_norm = norm(width, hf="input_layernorm")
+        norms = dict(config.norms)
+        if "input_norm" in norms:
+            self.input_norm = norm(width, hf=norms.pop("input_norm"))
         for name, size in (("q", queries), ("k", keys), ("v", keys)):
             setattr(self, name, matrix(f"self_attn.{name}_proj", width, size, into))
             if config.attention_bias:
                 setattr(self, f"{name}_bias", bias(f"self_attn.{name}_proj", size, "heads"))
         if config.qk_norm:
-            self.q_norm = norm(head_dim, hf="self_attn.q_norm")
-            self.k_norm = norm(head_dim, hf="self_attn.k_norm")
+            by_head = config.qk_norm == "head"
+            self.q_norm = norm(head_dim if by_head else queries, hf="self_attn.q_norm")
+            self.k_norm = norm(head_dim if by_head else keys, hf="self_attn.k_norm")
         self.o = matrix("self_attn.o_proj", queries, width, out)
         if config.attention_output_bias:
             self.o_bias = bias("self_attn.o_proj", width, None)
-        if config.post_norms:
-            self.post_attention_norm = norm(width, hf="post_attention_layernorm")
-            self.mlp_norm = norm(width, hf="pre_feedforward_layernorm")
-            self.post_mlp_norm = norm(width, hf="post_feedforward_layernorm")
-        else:
-            self.mlp_norm = norm(width, hf="post_attention_layernorm")
+        for name, hf in norms.items():
+            setattr(self, name, norm(width, hf=hf))
         for name, inputs, outputs, axes in (
             ("gate", width, mlp, up),
             ("up", width, mlp, up),
@@ -114,6 +113,11 @@ class DecoderLayer(Declaring):
         out = project(x, getattr(self, name)[...], None if bias is None else bias[...])
         return checkpoint_name(out, PROJECTED)
 
+    def normed(self, name: str, x: jax.Array) -> jax.Array:
+        """Return x [..., I] after the norm ``name``; x itself in families without it."""
+        weight = getattr(self, name, None)
+        return x if weight is None else norm_of(self.config, x, weight)
+
     def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
 
@@ -121,36 +125,33 @@ class DecoderLayer(Declaring):
             The states, and the layer's keys and values [B, T, G, H].
         """
         config, constrain, places = self.config, context.constrain, context.places
-        rows, tokens, _ = x.shape
         line = "tokens" if places is None else None
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        norm = functools.partial(norm_of, config)
         project = functools.partial(self.project, scale=context.lora_scale)
 
-        y = norm(x, self.input_norm)
-        k = project("k", y).reshape(rows, tokens, kv_heads, head_dim)
-        v = project("v", y).reshape(rows, tokens, kv_heads, head_dim)
+        def heads_of(name: str, x: jax.Array) -> jax.Array:
+            z = project(name, x)
+            if config.qk_norm == "width":
+                z = self.normed(f"{name}_norm", z)
+            z = z.reshape(*z.shape[:2], -1, config.head_dim)
+            return self.normed(f"{name}_norm", z) if config.qk_norm == "head" else z
+
+        y = self.normed("input_norm", x)
+        k, v = heads_of("k", y), heads_of("v", y)
         query_angles = context.angles
         if places is not None:
             x, y = take_places(x, places), take_places(y, places)
             query_angles = tuple(take_places(angle, places) for angle in query_angles)
-            tokens = places.shape[1]
-        q = project("q", y).reshape(rows, tokens, heads, head_dim)
-        if config.qk_norm:  # before rope
-            q, k = norm(q, self.q_norm), norm(k, self.k_norm)
+        q = heads_of("q", y)
         q = rotate(q, *query_angles, scale=config.attention_scale)
         k = rotate(k, *context.angles)
         q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
         y = context.attend(q, k, v, softcap=config.attn_logit_softcapping)
-        y = project("o", y.reshape(rows, tokens, heads * head_dim))
-        if config.post_norms:
-            y = norm(y, self.post_attention_norm)
-        x = constrain(x + y, ("batch", line, None))
+        y = project("o", y.reshape(*y.shape[:2], -1))
+        x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
 
-        y = norm(x, self.mlp_norm)
+        y = self.normed("mlp_norm", x)
         y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
-        if config.post_norms:
-            y = norm(y, self.post_mlp_norm)
+        y = self.normed("post_mlp_norm", y)
         return constrain(x + y, ("batch", line, None)), (k, v)
 
 

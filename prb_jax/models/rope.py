@@ -60,18 +60,24 @@ class RopeConfig:
 
 
 def parse_ropes(
-    fields: FieldReader, *, head_dim: int, longest: int, theta: float, local_theta: float | None = None
+    fields: FieldReader,
+    *,
+    head_dim: int,
+    longest: int,
+    absent: Mapping[str, Any],
+    local_theta: str | None = None,
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """The ropes of full and of sliding layers; the second is None in families whose layers all share one.
 
-    In the old spelling of a family with two (Gemma 3), ``rope_theta`` and ``rope_scaling`` belong to the full layers
-    and ``rope_local_base_freq`` to the sliding ones, which are never scaled.
+    In the old spelling of a family with two, ``rope_theta`` and ``rope_scaling`` belong to the full layers and
+    ``local_theta`` to the sliding ones, which are never scaled.
 
     Args:
       fields: reader of the whole ``config.json``.
       head_dim: H.
       longest: ``max_position_embeddings``, used where the original context length is not given.
-      theta, local_theta: used where no theta is given; without the latter all layers share one rope.
+      absent: the family's values for fields that are not given.
+      local_theta: the field with the theta of sliding layers; without it all layers share one rope.
 
     Raises:
       CheckpointError: unknown type, unknown or mistyped field, two spellings that disagree, or one that transformers
@@ -97,9 +103,10 @@ def parse_ropes(
             f"{fields.where}: both 'rope_scaling' and 'rope_parameters' are given: keep one of them"
         )
     parse = functools.partial(_parse_rope, fields, head_dim=head_dim, longest=longest)
+    theta = ("rope_theta", absent["rope_theta"])
     if local_theta is None:
         rope = in_scaling if scaling else FieldReader(parameters, fields.where, "rope_parameters.")
-        return parse(rope, ("rope_theta", theta)), None
+        return parse(rope, theta), None
 
     def of_layers(layer_type: str) -> FieldReader:
         inner = parameters.get(layer_type)
@@ -107,10 +114,17 @@ def parse_ropes(
             raise fields.error("rope_parameters", f"an object as '{layer_type}'", found=inner)
         return FieldReader(inner or {}, fields.where, f"rope_parameters.{layer_type}.")
 
+    if (
+        local_theta == "rope_theta"
+        and not parameters
+        and fields.number(theta[0], default=theta[1]) != theta[1]
+    ):
+        # transformers 4 gives this theta to all layers, transformers 5 to the full ones only.
+        raise fields.error("rope_theta", f"{theta[1]:.0f}, or a theta for each layer type in rope_parameters")
     full, sliding = (of_layers(layer_type) for layer_type in _LAYER_TYPES)
     return (
-        parse(in_scaling if scaling else full, ("rope_theta", theta), by_layer_type=True),
-        parse(sliding, ("rope_local_base_freq", local_theta), by_layer_type=True),
+        parse(in_scaling if scaling else full, theta, by_layer_type=True),
+        parse(sliding, (local_theta, absent[local_theta]), by_layer_type=True),
     )
 
 

@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch, read_trees
-from tests.parity.oracle import transformers_scores
+from tests.parity.oracle import transformers_gradients, transformers_scores
 from tests.sweeps import sweep
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 FLOAT32_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-5  # of the length of the difference, relative to the gradient's
 
 
 def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 256) -> Tree:
@@ -48,17 +50,50 @@ def families(*few: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     "family",
-    families("llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+    families(
+        "llama-llama3",
+        "llama-yarn",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+    ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_float32_scores_equal_transformers(family, responses, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
     lengths = [17, 30, 9, 24][:responses]
-    trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
+    trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[1::-1], seed=2)]
     for alone in (False, True) if responses == 4 else (False,):
         ours = scores(folder, trees, alone=alone)
         for row, tree in enumerate(trees):
-            np.testing.assert_allclose(ours[row], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
+            expected = oracle(folder, tree)
+            np.testing.assert_allclose(ours[row][: len(expected)], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", families("gemma2", "olmo2", "olmo3"))
+def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family)
+    config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)
+    params = load_params(folder, config).params
+    batch = packed_batch([tree], window=config.sliding_window)
+    factors = np.asarray([1.0, -0.5], np.float32)
+
+    def total(params: Any) -> jax.Array:
+        scores = read_trees(params, batch, config=config, dtype=jnp.dtype("float32"), differentiated=True)
+        return (scores[0, :, 0] * factors).sum()
+
+    gradients = flatten(jax.device_get(jax.jit(jax.grad(total))(params)))
+    ours = dict(file_tensors(gradients, config))
+    theirs = transformers_gradients(folder, [tree.sequence(k) for k in range(2)], factors)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        difference = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
+        assert difference < GRADIENT_TOLERANCE, (name, difference)
 
 
 @pytest.mark.parametrize("family", families("qwen3"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.families import FAMILIES, Family
+from prb_jax.models.config.families import FAMILIES, Family, Norms
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
     MOST_LAYERS,
@@ -72,12 +72,12 @@ class DecoderConfig:
     attention_bias: bool  # q, k and v have biases
     attention_output_bias: bool  # o has a bias
     mlp_bias: bool  # gate, up and down have biases
-    qk_norm: bool  # each head of q and k is normalised before rope
+    qk_norm: Literal["head", "width"] | None  # q and k are normalised before rope, by head or over all heads
     norm_plus_one: bool  # norms multiply by 1 + w
     norm_scale_after_cast: bool
     """Norms cast to the activations' dtype first and multiply by w then (llama); False multiplies in float32 and casts
     the product (gemma)."""
-    post_norms: bool  # norms also after attention and after the mlp
+    norms: Norms  # which norms a layer has
     embedding_scale: float | None
     """Multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1."""
     attention_scale: float  # multiplies q k^T
@@ -205,11 +205,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
     sliding_window, layer_windows = _layer_windows(fields, family, layers=layers)
-    has_bias = family.bias == "qkv"
-    if family.bias == "field":
-        has_bias = fields.flag("attention_bias", default=False)
     attention_scale, final_cap = head_dim, None
-    if family.post_norms:
+    if "query_pre_attn_scalar" in absent:
         attention_scale = fields.number("query_pre_attn_scalar", default=absent["query_pre_attn_scalar"])
     if family.softcaps_vocabulary:
         final_cap = fields.optional_number(
@@ -227,13 +224,13 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", default=absent["rms_norm_eps"], maximum=LARGEST_EPSILON),
         hidden_activation=_activation(fields, family),
-        attention_bias=has_bias,
-        attention_output_bias=has_bias and family.bias == "field",
-        mlp_bias=family.mlp_bias_field and fields.flag("mlp_bias", default=False),
+        attention_bias=_has_bias(fields, family.qkv_bias, family),
+        attention_output_bias=_has_bias(fields, family.output_bias, family),
+        mlp_bias=_has_bias(fields, family.mlp_bias, family),
         qk_norm=family.qk_norm,
         norm_plus_one=family.gemma,
-        norm_scale_after_cast=not family.gemma,
-        post_norms=family.post_norms,
+        norm_scale_after_cast=not (family.gemma or family.wide_norms),
+        norms=family.norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=attention_scale**-0.5,
         attn_logit_softcapping=_attention_softcap(fields, family),
@@ -244,8 +241,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
             fields,
             head_dim=head_dim,
             longest=longest,
-            theta=absent["rope_theta"],
-            local_theta=absent["rope_local_base_freq"] if family.local_rope else None,
+            absent=absent,
+            local_theta=family.local_theta,
         ),
         max_position_embeddings=longest,
         num_labels=fields.num_labels(),
@@ -280,11 +277,15 @@ def _family(fields: FieldReader) -> Family:
     return family
 
 
+def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
+    return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
+
+
 def _activation(fields: FieldReader, family: Family) -> Activation:
     # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
-    name = "hidden_activation" if family.post_norms else "hidden_act"
+    name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
-    if family.gemma and not family.post_norms and activation == "gelu":
+    if family.gemma and name == "hidden_act" and activation == "gelu":
         activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
     if activation not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
@@ -326,9 +327,9 @@ def _layer_windows(
         first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
         slides = tuple(window is not None and layer >= first for layer in range(layers))
     elif slides is None:
-        period = family.window_period
-        if family.local_rope:
-            period = fields.integer("sliding_window_pattern", default=period)
+        period = family.window_period or fields.integer(
+            "sliding_window_pattern", default=family.defaults["sliding_window_pattern"]
+        )
         slides = tuple((layer + 1) % period != 0 for layer in range(layers))
     if window is None and any(slides):
         raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")

@@ -16,25 +16,31 @@ ENCODERS = ("bert", "deberta-v2")
 :mod:`prb_jax.seams`."""
 
 
+Norms = tuple[tuple[str, str], ...]
+"""The norms of a layer in the order of the forward pass: ``input_norm`` and ``post_attention_norm`` around attention,
+``mlp_norm`` and ``post_mlp_norm`` around the mlp; each with its name in a file of transformers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Facts about one ``model_type``."""
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    bias: Literal["none", "qkv", "field"]
-    """Which linear layers of attention have a bias: those of q, k, v (``qkv``), as ``attention_bias`` says for q, k, v
-    and o (``field``), or none."""
     windows: Literal["none", "every", "upper", "pattern"]
     """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or
     every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
-    mlp_bias_field: bool = False  # ``mlp_bias`` says whether gate, up and down have biases (else none)
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
+    qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
+    output_bias: bool | str = False  # the same of o
+    mlp_bias: bool | str = False  # the same of gate, up and down
+    qk_norm: Literal["head", "width"] | None = (
+        None  # RMSNorm of q and k before rope, by head or over all heads
+    )
+    norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
-    post_norms: bool = False
-    """Norms after attention and mlp, and attention scaled by ``query_pre_attn_scalar`` (Gemma since 2)."""
-    local_rope: bool = False  # sliding layers have their own rope
+    wide_norms: bool = False  # norms multiply by w in float32
+    local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
@@ -45,6 +51,14 @@ class Family:
         return f"{body}ForCausalLM"
 
 
+_OUTPUT_NORMS: Norms = (
+    ("post_attention_norm", "post_attention_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_GEMMA_NORMS: Norms = (
+    ("input_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm"),
+    ("mlp_norm", "pre_feedforward_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_BIAS = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 _SHARED = {
     "head_dim": None, "pad_token_id": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
 }  # fmt: skip
@@ -52,7 +66,17 @@ _QWEN = {
     "max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
 _GEMMA = {"max_position_embeddings": 8192, "head_dim": 256, "pad_token_id": 0, "tie_word_embeddings": True}
-_LATER_GEMMA = _GEMMA | {"num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_LATER_GEMMA = _GEMMA | {
+    "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_OLMO = {
+    "max_position_embeddings": 2048,
+    "num_key_value_heads": None,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-5,
+}
+_OLMO_FACTS: Mapping[str, Any] = {**_BIAS, "qk_norm": "width", "norms": _OUTPUT_NORMS, "wide_norms": True}
 
 
 def _family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
@@ -66,28 +90,33 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": _family(
             "Llama", {"max_position_embeddings": 2048, "num_key_value_heads": None},
-            bias="field", mlp_bias_field=True, windows="none",
+            **_BIAS, mlp_bias="mlp_bias", windows="none",
         ),
         "mistral": _family(
             "Mistral", {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "sliding_window": 4096},
-            bias="none", windows="every",
+            windows="every",
         ),
-        "qwen2": _family("Qwen2", _QWEN, bias="qkv", windows="upper"),
-        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, bias="field", windows="upper", qk_norm=True),
-        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, bias="field", windows="none", gemma=True),
+        "qwen2": _family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
+        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
+        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
         "gemma2": _family(
             "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-            bias="field", windows="pattern", window_period=2, gemma=True, post_norms=True,
+            **_BIAS, windows="pattern", window_period=2, gemma=True, norms=_GEMMA_NORMS,
             softcaps_attention=True, softcaps_vocabulary=True,
         ),
         "gemma3_text": _family(
             "Gemma3Text", _LATER_GEMMA,
             {
                 "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
-                "final_logit_softcapping": None,
+                "final_logit_softcapping": None, "sliding_window_pattern": 6,
             },
-            bias="field", windows="pattern", window_period=6, qk_norm=True, gemma=True, post_norms=True,
-            local_rope=True, softcaps_vocabulary=True,
+            **_BIAS, windows="pattern", qk_norm="head", gemma=True, norms=_GEMMA_NORMS,
+            local_theta="rope_local_base_freq", softcaps_vocabulary=True,
+        ),
+        "olmo2": _family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
+        "olmo3": _family(
+            "Olmo3", _OLMO, {"rope_theta": 500_000.0, "sliding_window": 4096},
+            **_OLMO_FACTS, windows="pattern", window_period=4, local_theta="rope_theta",
         ),
     }
 )  # fmt: skip

@@ -72,6 +72,16 @@ OLD_FILES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 168,
     },
     "gemma-3-absent": {"model_type": "gemma3_text"},
+    "olmo-2": {"model_type": "olmo2", "rope_theta": 500000, "attention_bias": True},
+    "olmo-2-absent": {"model_type": "olmo2", "num_key_value_heads": None},
+    "olmo-3": {
+        "model_type": "olmo3", "rope_theta": 500000, "sliding_window": 512, "max_position_embeddings": 65536,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "olmo-3-absent": {"model_type": "olmo3"},
 }  # fmt: skip
 SAME_AS_IN_TRANSFORMERS = """
 model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
@@ -113,7 +123,7 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     assert config.final_logit_softcapping == getattr(hf, "final_logit_softcapping", None)
     assert config.mlp_bias == getattr(hf, "mlp_bias", False)
 
-    if config.model_type in ("llama", "gemma"):
+    if not hasattr(hf, "sliding_window"):
         assert config.sliding_window is None
         assert not any(config.layer_windows)
     else:
@@ -121,7 +131,7 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
         uniform = ["full_attention" if hf.sliding_window is None else "sliding_attention"]
         types = uniform * hf.num_hidden_layers if config.model_type == "mistral" else hf.layer_types
         assert config.layer_windows == tuple(kind == "sliding_attention" for kind in types)
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma3_text", "olmo3"):
         assert config.rope[1] is not None
         assert_rope_is(config.rope[0], hf, "full_attention")
         assert_rope_is(config.rope[1], hf, "sliding_attention")
@@ -161,10 +171,12 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
     assert config.attention_bias == (layer.self_attn.q_proj.bias is not None)
     assert config.attention_output_bias == (layer.self_attn.o_proj.bias is not None)
     assert config.mlp_bias == (layer.mlp.down_proj.bias is not None)
-    assert config.qk_norm == hasattr(layer.self_attn, "q_norm")
-    assert config.post_norms == hasattr(layer, "post_feedforward_layernorm")
+    q_norm = getattr(layer.self_attn, "q_norm", None)
+    size = {"head": config.head_dim, "width": config.num_attention_heads * config.head_dim, None: 0}
+    assert size[config.qk_norm] == (0 if q_norm is None else q_norm.weight.numel())
+    assert {hf for _, hf in config.norms} == {name for name, _ in layer.named_children() if "norm" in name}
     assert config.attention_scale == layer.self_attn.scaling
-    assert config.norm_plus_one == (float(layer.input_layernorm.weight.detach().abs().max()) == 0.0)
+    assert config.norm_plus_one == (float(model.norm.weight.detach().abs().max()) == 0.0)
 
     # Norms round before they multiply, or after.
     norm = model.norm.bfloat16()
@@ -236,6 +248,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ({"model_type": "gemma3_text", OF_LAYERS: {"rope_theta": 1e6}}, "full_attention"),
     ({"model_type": "gemma3_text", ROPE: LINEAR}, "'rope_scaling.rope_type' is missing"),
+    ({"model_type": "olmo3", "rope_theta": 10000.0}, "'rope_theta': expected 500000, or a theta for each"),
     (
         {"model_type": "gemma3_text", OF_LAYERS: {"sliding_attention": {"rope_type": "dynamic"}}},
         "'rope_parameters.sliding_attention.rope_type'",
