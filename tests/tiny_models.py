@@ -55,6 +55,10 @@ _LINEAR = _rope("linear", 20_000.0, factor=4.0)
 _BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3 = _rope("llama3", 500_000.0, factor=8.0, **_BANDS, original_max_position_embeddings=512)
 _YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=1024)
+_LONGROPE = _rope(
+    "longrope", 10_000.0, short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+    partial_rotary_factor=0.75, original_max_position_embeddings=4096,
+)  # fmt: skip
 # layer_types are left out: transformers derives them from the pattern.
 _GEMMA: Mapping[str, Any] = MappingProxyType(
     {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24, "num_hidden_layers": 4}
@@ -90,6 +94,25 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "gemma3-linear": _tiny("Gemma3Text", _ropes(_LINEAR), **_GEMMA, sliding_window_pattern=2),
         "olmo2": _tiny("Olmo2", _LLAMA3, attention_bias=True),
         "olmo3": _tiny("Olmo3", _ropes(_YARN, _DEFAULT), sliding_window=24, num_hidden_layers=4),
+        "phi3": _tiny("Phi3", _DEFAULT, sliding_window=24),
+        "phi3-longrope": _tiny("Phi3", _LONGROPE, hidden_size=64, max_position_embeddings=8192),
+        "smollm3": _tiny("SmolLM3", _DEFAULT, no_rope_layer_interval=2),
+        "smollm3-window": _tiny(
+            "SmolLM3",
+            _YARN,
+            use_sliding_window=True,
+            sliding_window=24,
+            no_rope_layers=[1, 0, 1],
+            mlp_bias=True,
+            attention_bias=True,
+        ),
+        "ministral3": _tiny(
+            "Ministral3",
+            _rope(
+                "yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=40, llama_4_scaling_beta=0.3
+            ),
+            head_dim=24,
+        ),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.

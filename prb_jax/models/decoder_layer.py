@@ -26,6 +26,7 @@ from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
+from prb_jax.models.rope import query_growth, rotary_angles
 from prb_jax.platform.sharding import RULES, Constrain, partition_spec
 from prb_jax.seams import get
 
@@ -45,11 +46,40 @@ def norm_weight(config: DecoderConfig, size: int, *, hf: str, dtype: DTypeLike) 
     return parameter(start, axes=(None,), hf=f"{hf}.weight")
 
 
+Angles = tuple[jax.Array, jax.Array]
+"""Cosines and sines of the rotary embedding, float32 [B, T, R / 2] for R rotated channels."""
+
+
+def angles_of_layers(
+    config: DecoderConfig, positions: jax.Array
+) -> Callable[[bool, jax.Array | bool], tuple[Angles, Angles]]:
+    """Compute the angles for tokens at these positions, int32 [B, T], once for all layers.
+
+    Returns:
+        A function of whether a layer slides, and whether it rotates: angles of its queries and of its keys.
+    """
+    full, sliding = config.rope
+    of_full = rotary_angles(positions, full)
+    of_sliding = of_full if sliding is None else rotary_angles(positions, sliding)
+
+    def of_layer(slides: bool, rotates: jax.Array | bool) -> tuple[Angles, Angles]:
+        cos, sin = of_sliding if slides else of_full
+        if not all(config.layer_rotates):
+            cos, sin = jnp.where(rotates, cos, 1.0), jnp.where(rotates, sin, 0.0)
+        if not full.query_growth:
+            return (cos, sin), (cos, sin)
+        growth = query_growth(positions, full)[..., None]
+        return (cos * growth, sin * growth), (cos, sin)
+
+    return of_layer
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
     """What a layer needs besides its input."""
 
-    angles: tuple[jax.Array, jax.Array]  # cosines and sines of the rotary embedding [B, T, H / 2]
+    query_angles: Angles
+    key_angles: Angles
     attend: Attention
     constrain: Constrain
     lora_scale: float = 1.0  # multiplies the updates of adapters
@@ -70,38 +100,38 @@ class DecoderLayer(Declaring):
         norm = functools.partial(norm_weight, config, dtype=dtype)
         uses: Any = {"turned": True, "adaptable": True, "quantisable": True, "dtype": dtype}
 
-        def matrix(hf: str, inputs: int, outputs: int, axes: Axes) -> nnx.Param:
-            return drawn(rngs, inputs, outputs, axes=axes, hf=f"{hf}.weight", **uses)
+        def linear(
+            module: str, axes: Axes, inputs: int, *, biased: bool, fused: str = "", **outputs: int
+        ) -> None:
+            """Declare matrices of one input, which a file holds one by one or one after the other in one tensor."""
+            start = 0
+            for name, size in outputs.items():
+                stored: dict[str, Any] = {"hf": f"{module}.{name}_proj.weight"}
+                if fused in config.fused:
+                    stored = {"hf": f"{module}.{fused}.weight", "file_rows": sum(outputs.values())}
+                    stored["pieces"] = ((start, start + size),)
+                setattr(self, name, drawn(rngs, inputs, size, axes=axes, **stored, **uses))
+                if biased:
+                    zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
+                    bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
+                    setattr(self, f"{name}_bias", bias)
+                start += size
 
-        def bias(hf: str, size: int, axis: str | None) -> nnx.Param:
-            return parameter(jnp.zeros((size,), dtype), axes=(axis,), hf=f"{hf}.bias")
-
-        into, out, up, down = ("model", "heads"), ("heads", "model"), ("model", "mlp"), ("mlp", "model")
         norms = dict(config.norms)
         if "input_norm" in norms:
             self.input_norm = norm(width, hf=norms.pop("input_norm"))
-        for name, size in (("q", queries), ("k", keys), ("v", keys)):
-            setattr(self, name, matrix(f"self_attn.{name}_proj", width, size, into))
-            if config.attention_bias:
-                setattr(self, f"{name}_bias", bias(f"self_attn.{name}_proj", size, "heads"))
+        into, up = ("model", "heads"), ("model", "mlp")
+        biased = config.attention_bias
+        linear("self_attn", into, width, biased=biased, fused="qkv_proj", q=queries, k=keys, v=keys)
         if config.qk_norm:
             by_head = config.qk_norm == "head"
             self.q_norm = norm(head_dim if by_head else queries, hf="self_attn.q_norm")
             self.k_norm = norm(head_dim if by_head else keys, hf="self_attn.k_norm")
-        self.o = matrix("self_attn.o_proj", queries, width, out)
-        if config.attention_output_bias:
-            self.o_bias = bias("self_attn.o_proj", width, None)
+        linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
         for name, hf in norms.items():
             setattr(self, name, norm(width, hf=hf))
-        for name, inputs, outputs, axes in (
-            ("gate", width, mlp, up),
-            ("up", width, mlp, up),
-            ("down", mlp, width, down),
-        ):
-            setattr(self, name, matrix(f"mlp.{name}_proj", inputs, outputs, axes))
-            if config.mlp_bias:
-                axis = None if name == "down" else "mlp"
-                setattr(self, f"{name}_bias", bias(f"mlp.{name}_proj", outputs, axis))
+        linear("mlp", up, width, biased=config.mlp_bias, fused="gate_up_proj", gate=mlp, up=mlp)
+        linear("mlp", up[::-1], mlp, biased=config.mlp_bias, down=width)
         self.close()
 
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
@@ -137,13 +167,13 @@ class DecoderLayer(Declaring):
 
         y = self.normed("input_norm", x)
         k, v = heads_of("k", y), heads_of("v", y)
-        query_angles = context.angles
+        query_angles = context.query_angles
         if places is not None:
             x, y = take_places(x, places), take_places(y, places)
             query_angles = tuple(take_places(angle, places) for angle in query_angles)
         q = heads_of("q", y)
-        q = rotate(q, *query_angles, scale=config.attention_scale)
-        k = rotate(k, *context.angles)
+        turn = functools.partial(rotate, interleaved=config.interleaved_rope)
+        q, k = turn(q, *query_angles, scale=config.attention_scale), turn(k, *context.key_angles)
         q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
         y = context.attend(q, k, v, softcap=config.attn_logit_softcapping)
         y = project("o", y.reshape(*y.shape[:2], -1))

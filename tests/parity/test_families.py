@@ -75,7 +75,7 @@ def test_float32_scores_equal_transformers(family, responses, tmp_path):
             np.testing.assert_allclose(ours[row][: len(expected)], expected, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", families("gemma2", "olmo2", "olmo3"))
+@pytest.mark.parametrize("family", families("gemma2", "olmo3", "phi3-longrope", "smollm3", "ministral3"))
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
     config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)

@@ -22,6 +22,7 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
+from prb_jax.models.config.layer_kinds import layer_kinds
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
@@ -31,7 +32,6 @@ from prb_jax.text.template import PLACEHOLDERS
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }  # fmt: skip
-_SLIDES = {"full_attention": False, "sliding_attention": True}
 # Fields that would change scores unless they have this value (or are null).
 _ONLY_NEUTRAL: Mapping[str, Any] = {
     "partial_rotary_factor": 1, "per_layer_config": {}, "use_bidirectional_attention": False, "is_causal": True,
@@ -87,9 +87,14 @@ class DecoderConfig:
         int | None
     )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
     layer_windows: tuple[bool, ...]  # for each layer, whether it slides
+    layer_rotates: tuple[bool, ...]  # for each layer, whether queries and keys are turned by their positions
     rope: tuple[
         RopeConfig, RopeConfig | None
     ]  # (full, sliding layers); the second is None where both are one
+    interleaved_rope: bool  # a pair of rotated channels are neighbours, not half of the rotated ones apart
+    fused: tuple[
+        str, ...
+    ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -186,8 +191,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     """
     fields = FieldReader(raw, where)
     family = _family(fields)
-    fields.refuse_unless(_ONLY_NEUTRAL)
     absent = family.defaults
+    fields.refuse_unless({name: value for name, value in _ONLY_NEUTRAL.items() if name not in absent})
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -204,7 +209,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         )
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
-    sliding_window, layer_windows = _layer_windows(fields, family, layers=layers)
+    kinds = layer_kinds(fields, family, layers=layers)
+    ropes = parse_ropes(fields, family, head_dim=head_dim, longest=longest)
     attention_scale, final_cap = head_dim, None
     if "query_pre_attn_scalar" in absent:
         attention_scale = fields.number("query_pre_attn_scalar", default=absent["query_pre_attn_scalar"])
@@ -235,16 +241,13 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         attention_scale=attention_scale**-0.5,
         attn_logit_softcapping=_attention_softcap(fields, family),
         final_logit_softcapping=final_cap,
-        sliding_window=sliding_window,
-        layer_windows=layer_windows,
-        rope=parse_ropes(
-            fields,
-            head_dim=head_dim,
-            longest=longest,
-            absent=absent,
-            local_theta=family.local_theta,
-        ),
-        max_position_embeddings=longest,
+        sliding_window=kinds.window,
+        layer_windows=kinds.slides,
+        layer_rotates=kinds.rotates,
+        rope=ropes,
+        interleaved_rope=family.interleaved_rope,
+        fused=family.fused,
+        max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=absent["tie_word_embeddings"]),
@@ -300,51 +303,3 @@ def _attention_softcap(fields: FieldReader, family: Family) -> float | None:
         # transformers stores it for Gemma 3 but never applies it: which one the weights want is unknown.
         raise fields.error(name, "null, as transformers does not apply it in this family")
     return None
-
-
-def _layer_windows(
-    fields: FieldReader, family: Family, *, layers: int
-) -> tuple[int | None, tuple[bool, ...]]:
-    """The sliding window in tokens (None: none) and, for each layer, whether it attends to that alone."""
-    if family.windows == "none":
-        return None, (False,) * layers
-    default = family.defaults["sliding_window"]
-    window = fields.optional_integer("sliding_window", default=default)
-    if family.windows == "upper" and not fields.flag("use_sliding_window", default=False):
-        window = None
-    slides = _listed_windows(fields, layers=layers)
-
-    if family.windows == "every":
-        uniform = (window is not None,) * layers
-        if slides is not None and slides != uniform:
-            # transformers warns and then ignores the list for this family.
-            kind = "sliding_attention" if window is not None else "full_attention"
-            raise fields.error(
-                "layer_types", f"'{kind}' for every layer (as sliding_window says), or no such field"
-            )
-        return window, uniform
-    if slides is None and family.windows == "upper":
-        first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
-        slides = tuple(window is not None and layer >= first for layer in range(layers))
-    elif slides is None:
-        period = family.window_period or fields.integer(
-            "sliding_window_pattern", default=family.defaults["sliding_window_pattern"]
-        )
-        slides = tuple((layer + 1) % period != 0 for layer in range(layers))
-    if window is None and any(slides):
-        raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
-    return window, slides
-
-
-def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
-    """The field ``layer_types`` as flags, or None where it is absent."""
-    listed = fields.value("layer_types")
-    if listed is None:
-        return None
-    if not isinstance(listed, list) or any(str(kind) not in _SLIDES for kind in listed):
-        raise fields.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in _SLIDES)}")
-    if len(listed) != layers:
-        raise fields.error(
-            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
-        )
-    return tuple(_SLIDES[kind] for kind in listed)

@@ -27,9 +27,9 @@ class Family:
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    windows: Literal["none", "every", "upper", "pattern"]
-    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or
-    every layer but each n-th."""
+    windows: Literal["none", "every", "upper", "unrotated", "pattern"]
+    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, by
+    ``use_sliding_window`` those without rope, or every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
     qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
     output_bias: bool | str = False  # the same of o
@@ -40,6 +40,12 @@ class Family:
     norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     wide_norms: bool = False  # norms multiply by w in float32
+    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    interleaved_rope: bool = False  # pairs of rotated channels are neighbours
+    query_growth: bool = False  # queries grow with their position, by ``llama_4_scaling_beta`` of the rope
+    unrotated: Literal["none", "listed", "full"] = "none"
+    """Which layers have no rope: none, by ``no_rope_layers``, or the full layers beside sliding ones."""
+    fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
     local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
@@ -117,6 +123,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "olmo3": _family(
             "Olmo3", _OLMO, {"rope_theta": 500_000.0, "sliding_window": 4096},
             **_OLMO_FACTS, windows="pattern", window_period=4, local_theta="rope_theta",
+        ),
+        "phi3": _family(
+            "Phi3",
+            {
+                "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_key_value_heads": None,
+                "pad_token_id": 32000, "rms_norm_eps": 1e-5, "sliding_window": None, "partial_rotary_factor": 1.0,
+            },
+            windows="every", fused=("qkv_proj", "gate_up_proj"), rope_types=("default", "longrope"),
+        ),
+        "smollm3": _family(
+            "SmolLM3",
+            {
+                "max_position_embeddings": 32768, "num_key_value_heads": 4, "pad_token_id": 128_004,
+                "rope_theta": 2_000_000.0, "sliding_window": None, "no_rope_layer_interval": 4,
+                "tie_word_embeddings": True,
+            },
+            **_BIAS, mlp_bias="mlp_bias", windows="unrotated", unrotated="listed",
+        ),
+        "ministral3": _family(
+            "Ministral3",
+            {
+                "max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 11,
+                "rms_norm_eps": 1e-5, "sliding_window": None,
+            },
+            windows="every", rope_types=("llama3", "yarn"), query_growth=True,
         ),
     }
 )  # fmt: skip
