@@ -113,6 +113,9 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             ),
             head_dim=24,
         ),
+        "glm4": _tiny("Glm4", _DEFAULT, head_dim=24),
+        "seed_oss": _tiny("SeedOss", _LLAMA3, head_dim=24, attention_out_bias=True),
+        "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.
@@ -157,6 +160,35 @@ def write_tiny_model(
     sharded = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.to(getattr(torch, dtype)).save_pretrained(folder, **sharded)
     return Path(folder)
+
+
+def write_model_beside_a_vision_tower(folder: Path, *, transformers_5: bool) -> Path:
+    """Write a random Gemma 3 that reads images, with the names of tensors of transformers 4 or 5."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    text = tiny_config(TINY_FAMILIES["gemma3"]).to_dict()
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, num_labels=1, image_token_id=255
+    )
+    model = transformers.Gemma3ForSequenceClassification(config).eval()
+    randomise(model.model.language_model, seed=0)
+    randomise(model.score, seed=1)
+    model.save_pretrained(folder)
+    if transformers_5:
+        path = folder / "model.safetensors"
+        tensors = {
+            name
+            if name == "score.weight"
+            else f"model.{name.replace('language_model.model.', 'language_model.')}": value
+            for name, value in load_file(path).items()
+        }
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
 
 
 def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:

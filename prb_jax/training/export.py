@@ -140,15 +140,14 @@ def _peft_factors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A and B of one module of PEFT. A tensor of several matrices has their ranks one after the other."""
     pairs = [
-        tuple(
-            np.asarray(factors[f"{leaf.path[-1]}{factor}"][layer], np.float32).T
+        [
+            np.ascontiguousarray(np.asarray(factors[f"{leaf.path[-1]}{factor}"][layer], np.float32).T)
             for factor in (FACTOR_A, FACTOR_B)
-        )
+        ]
         for leaf in leaves
     ]
     if leaves[0].pieces is None:
-        a, b = pairs[0]
-        return np.ascontiguousarray(a), np.ascontiguousarray(b)
+        return pairs[0][0], pairs[0][1]
     rank = len(pairs[0][0])
     whole = np.zeros((leaves[0].file_shape[0], rank * len(pairs)), np.float32)
     for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):

@@ -39,6 +39,7 @@ _OUTSIDE = {"embed": "embed_tokens", "final_norm": "norm"}
 _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
+    (r"(model\.)?(vision_tower|multi_modal_projector)\..*", "reads images, not used for text"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
 

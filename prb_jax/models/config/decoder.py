@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.families import FAMILIES, Family, Norms
+from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
     MOST_LAYERS,
@@ -173,7 +173,7 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
     for name in ("auto_map", "text_config", "rope_scaling", "rope_parameters"):
         if fields.has(name) and not isinstance(raw[name], Mapping):
             raise fields.error(name, "an object")
-    return raw
+    return text_model(raw, where=str(path))
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
@@ -189,6 +189,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
       CheckpointError: unknown architecture or rope type, quantised weights, a field that is missing,
         mistyped or inconsistent, or one that would change numbers in a way this decoder does not follow.
     """
+    raw = text_model(raw, where=where)
     fields = FieldReader(raw, where)
     family = _family(fields)
     absent = family.defaults

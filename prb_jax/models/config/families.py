@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.fields import FieldReader
 
 ENCODERS = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
@@ -63,6 +64,10 @@ _OUTPUT_NORMS: Norms = (
 _GEMMA_NORMS: Norms = (
     ("input_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm"),
     ("mlp_norm", "pre_feedforward_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_GLM_NORMS: Norms = (
+    ("input_norm", "input_layernorm"), ("post_attention_norm", "post_self_attn_layernorm"),
+    ("mlp_norm", "post_attention_layernorm"), ("post_mlp_norm", "post_mlp_layernorm"),
 )  # fmt: skip
 _BIAS = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 _SHARED = {
@@ -149,8 +154,63 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="every", rope_types=("llama3", "yarn"), query_growth=True,
         ),
+        "glm4": _family(
+            "Glm4",
+            {
+                "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "pad_token_id": 151_329,
+                "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "attention_bias": True,
+            },
+            qkv_bias="attention_bias", windows="none", norms=_GLM_NORMS, fused=("gate_up_proj",),
+            interleaved_rope=True,
+        ),
+        "seed_oss": _family(
+            "SeedOss",
+            {
+                "max_position_embeddings": 524_288, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 1,
+                "attention_bias": True,
+            },
+            qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", windows="none",
+        ),
+        "exaone4": _family(
+            "Exaone4",
+            {
+                "max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
+                "sliding_window": 4096, "sliding_window_pattern": 4,
+            },
+            windows="pattern", unrotated="full", qk_norm="head", norms=_OUTPUT_NORMS,
+        ),
     }
 )  # fmt: skip
+
+
+_OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")
+# transformers' values for fields of "text_config" that Google's files leave out.
+_GEMMA3_SIZES = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}  # fmt: skip
+_GEMMA3_CLASSES = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
+}
+
+
+def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """The raw ``config.json`` of the text model in Gemma 3 with a vision tower; any other one as it is.
+
+    Raises:
+      CheckpointError: the text model is not described.
+    """
+    if raw.get("model_type") != "gemma3":
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise FieldReader(raw, where).error("text_config", "an object")
+    outer = {name: raw[name] for name in _OF_BOTH if name in raw}
+    names = [_GEMMA3_CLASSES.get(name, name) for name in raw.get("architectures") or ()]
+    image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
+    own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
+    return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}
 
 
 def is_encoder(raw: Mapping[str, Any]) -> bool:

@@ -59,6 +59,8 @@ def _windows(
     elif slides is None and family.windows == "upper":
         first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
         slides = tuple(window is not None and layer >= first for layer in range(layers))
+    elif slides is None and window is None and family.unrotated == "full":
+        slides = (False,) * layers
     elif slides is None:
         period = family.window_period or fields.integer(
             "sliding_window_pattern", default=family.defaults["sliding_window_pattern"]

@@ -93,6 +93,22 @@ OLD_FILES: dict[str, dict[str, Any]] = {
     "phi-3-absent": {"model_type": "phi3", "num_key_value_heads": None},
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1], "use_sliding_window": False},
     "smollm3-absent": {"model_type": "smollm3"},
+    "glm-4": {"model_type": "glm4", "partial_rotary_factor": 0.5, "attention_bias": False, "head_dim": 32},
+    "glm-4-absent": {"model_type": "glm4"},
+    "seed-oss": {
+        "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": True, "residual_dropout": 0.1,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+    },
+    "exaone-4": {
+        "model_type": "exaone4", "num_key_value_heads": 2, "sliding_window": 512, "sliding_window_pattern": "LLLG",
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"], "rope_theta": 1000000,
+        "rope_scaling": LLAMA3_SCALING,
+    },
+    "exaone-4-small": {
+        "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None,
+        "layer_types": ["full_attention"] * 4,
+    },
+    "exaone-4-absent": {"model_type": "exaone4"},
     "ministral-3": {
         "model_type": "ministral3", "head_dim": 32, "rope_parameters": {
             "type": "yarn", "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "beta_fast": 32.0,
@@ -147,6 +163,8 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     assert config.max_position_embeddings == min({hf.max_position_embeddings, *shorter})
     if hasattr(hf, "no_rope_layers"):
         assert config.layer_rotates == tuple(map(bool, hf.no_rope_layers))
+    elif config.model_type == "exaone4" and hf.sliding_window is not None:
+        assert config.layer_rotates == config.layer_windows
     else:
         assert all(config.layer_rotates)
     if not hasattr(hf, "sliding_window"):
@@ -237,7 +255,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
     ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
-    ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
+    (
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
+        "'text_config' is missing",
+    ),
     ({ROPE: {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
     ({OF_LAYERS: {"rope_type": "longrope"}}, "'rope_parameters.rope_type'.*longrope"),
     ({ROPE: LINEAR | {"rope_type": "llama3"}}, "'rope_scaling.type'"),
