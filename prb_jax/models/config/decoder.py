@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.errors import CheckpointError, short_repr
+from prb_jax.errors import CheckpointError, listed, short_repr
 from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
@@ -267,7 +268,7 @@ def _family(fields: FieldReader) -> Family:
         supported = ", ".join(family.architecture for family in FAMILIES.values())
         raise CheckpointError(
             f"{fields.where}: unknown architecture: model_type '{model_type}'"
-            f"{f' ({named})' if named else ''}. Supported: {supported}"
+            f"{f' ({named})' if named else ''}.{_nearest(fields)} Supported: {supported}"
         )
     if named not in (None, family.architecture, family.language_model):
         code = (
@@ -279,6 +280,23 @@ def _family(fields: FieldReader) -> Family:
             f"head is one of that table, name the row with --readout{code}"
         )
     return family
+
+
+def _nearest(fields: FieldReader) -> str:
+    """Name the known family that reads most fields of the file of an unknown one, and the fields it does not read."""
+    raw, found = dict(fields.raw), []
+    for name in FAMILIES:
+        try:
+            unread = parse_config(raw | {"model_type": name, "architectures": None}, where="").ignored_keys
+        except CheckpointError:
+            continue
+        likeness = SequenceMatcher(None, name, raw["model_type"]).ratio()
+        found.append((len(unread), -likeness, name, unread))
+    if not found:
+        return ""
+    _, _, name, unread = min(found)
+    differs = f"which does not read {listed(unread, most=8)}" if unread else "which reads the same fields"
+    return f" The nearest known family is '{name}', {differs}."
 
 
 def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:

@@ -251,6 +251,16 @@ def test_unknown_fields_are_listed() -> None:
 ROPE, OF_LAYERS = "rope_scaling", "rope_parameters"
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
+    (
+        {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "num_experts": 8,
+            "norm_topk_prob": True,
+        },
+        r"'qwen3_moe' \(Qwen3MoeForCausalLM\)\. The nearest known family is 'qwen3', which does not read "
+        r"norm_topk_prob, num_experts\. Supported",
+    ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
