@@ -130,6 +130,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "ropes": {
         "llama3": "prb_jax.models.scaled_ropes:llama3",
+        "longrope": "prb_jax.models.scaled_ropes:longrope",
         "yarn": "prb_jax.models.scaled_ropes:yarn",
         "yarn attention": "prb_jax.models.scaled_ropes:yarn_attention_factor",
     },

@@ -55,6 +55,10 @@ _LINEAR = _rope("linear", 20_000.0, factor=4.0)
 _BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3 = _rope("llama3", 500_000.0, factor=8.0, **_BANDS, original_max_position_embeddings=512)
 _YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=1024)
+_LONGROPE = _rope(
+    "longrope", 10_000.0, short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+    partial_rotary_factor=0.75, original_max_position_embeddings=4096,
+)  # fmt: skip
 # layer_types are left out: transformers derives them from the pattern.
 _GEMMA: Mapping[str, Any] = MappingProxyType(
     {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24, "num_hidden_layers": 4}
@@ -66,8 +70,8 @@ def _tiny(name: str, rope: Mapping[str, Any], **arguments: Any) -> TinyFamily:
     return TinyFamily(f"{name}Config", {"rope_parameters": rope, **arguments})
 
 
-def _ropes(full: Mapping[str, Any]) -> dict[str, Any]:
-    return {"full_attention": full, "sliding_attention": _LOCAL}
+def _ropes(full: Mapping[str, Any], sliding: Mapping[str, Any] = _LOCAL) -> dict[str, Any]:
+    return {"full_attention": full, "sliding_attention": sliding}
 
 
 TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
@@ -88,6 +92,30 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "gemma2": _tiny("Gemma2", _DEFAULT, **_GEMMA, attn_logit_softcapping=5.0),
         "gemma3": _tiny("Gemma3Text", _ropes(_DEFAULT), **_GEMMA, sliding_window_pattern=3),
         "gemma3-linear": _tiny("Gemma3Text", _ropes(_LINEAR), **_GEMMA, sliding_window_pattern=2),
+        "olmo2": _tiny("Olmo2", _LLAMA3, attention_bias=True),
+        "olmo3": _tiny("Olmo3", _ropes(_YARN, _DEFAULT), sliding_window=24, num_hidden_layers=4),
+        "phi3": _tiny("Phi3", _DEFAULT, sliding_window=24),
+        "phi3-longrope": _tiny("Phi3", _LONGROPE, hidden_size=64, max_position_embeddings=8192),
+        "smollm3": _tiny("SmolLM3", _DEFAULT, no_rope_layer_interval=2),
+        "smollm3-window": _tiny(
+            "SmolLM3",
+            _YARN,
+            use_sliding_window=True,
+            sliding_window=24,
+            no_rope_layers=[1, 0, 1],
+            mlp_bias=True,
+            attention_bias=True,
+        ),
+        "ministral3": _tiny(
+            "Ministral3",
+            _rope(
+                "yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=40, llama_4_scaling_beta=0.3
+            ),
+            head_dim=24,
+        ),
+        "glm4": _tiny("Glm4", _DEFAULT, head_dim=24),
+        "seed_oss": _tiny("SeedOss", _LLAMA3, head_dim=24, attention_out_bias=True),
+        "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.
@@ -132,6 +160,35 @@ def write_tiny_model(
     sharded = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.to(getattr(torch, dtype)).save_pretrained(folder, **sharded)
     return Path(folder)
+
+
+def write_model_beside_a_vision_tower(folder: Path, *, transformers_5: bool) -> Path:
+    """Write a random Gemma 3 that reads images, with the names of tensors of transformers 4 or 5."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    text = tiny_config(TINY_FAMILIES["gemma3"]).to_dict()
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, num_labels=1, image_token_id=255
+    )
+    model = transformers.Gemma3ForSequenceClassification(config).eval()
+    randomise(model.model.language_model, seed=0)
+    randomise(model.score, seed=1)
+    model.save_pretrained(folder)
+    if transformers_5:
+        path = folder / "model.safetensors"
+        tensors = {
+            name
+            if name == "score.weight"
+            else f"model.{name.replace('language_model.model.', 'language_model.')}": value
+            for name, value in load_file(path).items()
+        }
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
 
 
 def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:

@@ -28,10 +28,9 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
-from prb_jax.models.decoder_layer import LayerContext, gatherer
+from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.model import bind
-from prb_jax.models.rope import rotary_angles
 from prb_jax.platform.sharding import Constrain, constrainer
 from prb_jax.trees.streams import StreamBatch
 
@@ -240,9 +239,7 @@ def try_tokens(
     flat = tokens.reshape(shape[0], -1)
     x = constrain(decoder.scaled(decoder.rows(flat, dtype)), ("batch", None, None))
     positions = prefix.lengths[:, None] + places.reshape(flat.shape)
-    full_rope, sliding_rope = config.rope
-    angles = rotary_angles(positions, full_rope)
-    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
+    angles = angles_of_layers(config, positions)
     keys, values = [], []
     for number, state in enumerate(layers):
         slides = config.layer_windows[number]
@@ -253,8 +250,10 @@ def try_tokens(
             window=config.sliding_window if slides else None,
             constrain=constrain,
         )
+        query_angles, key_angles = angles(slides, config.layer_rotates[number])
         context = LayerContext(
-            angles=sliding_angles if slides else angles,
+            query_angles=query_angles,
+            key_angles=key_angles,
             attend=attend,
             constrain=constrain,
             lora_scale=lora_scale,

@@ -26,6 +26,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
+    angles_of_layers,
     gatherer,
     norm_of,
     norm_weight,
@@ -33,7 +34,6 @@ from prb_jax.models.decoder_layer import (
     splits_weights,
 )
 from prb_jax.models.parameter import Declaring, drawn
-from prb_jax.models.rope import rotary_angles
 from prb_jax.platform.sharding import check_tokens, constrainer
 from prb_jax.trees.streams import StreamBatch
 
@@ -144,20 +144,27 @@ def _decode(
     x = decoder.scaled(x)
     x = constrain(x, ("batch", "tokens", None))
 
-    full_rope, sliding_rope = config.rope
-    angles = rotary_angles(positions, full_rope)
-    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
+    angles = angles_of_layers(config, positions)
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # no two tokens that see each other are that far apart
     graph, layers = nnx.split(decoder.layers)
-    slides = config.layer_windows
-    mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
+    slides, rotates = config.layer_windows, config.layer_rotates
+    kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
+    mixed = any(slides) and not all(slides) and (window is not None or config.rope[1] is not None)
 
-    def run(sliding: bool, x: jax.Array, state: nnx.State, places: jax.Array | None = None) -> Any:
+    def run(
+        sliding: bool,
+        rotates: jax.Array | bool,
+        x: jax.Array,
+        state: nnx.State,
+        places: jax.Array | None = None,
+    ) -> Any:
+        query_angles, key_angles = angles(sliding, rotates)
         attend: Attention = attend_streams if places is None else attend_from_stream_reads
         context = LayerContext(
-            angles=sliding_angles if sliding else angles,
+            query_angles=query_angles,
+            key_angles=key_angles,
             attend=functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None),
             constrain=constrain,
             lora_scale=lora_scale,
@@ -166,11 +173,11 @@ def _decode(
         return nnx.merge(graph, state)(x, context)
 
     def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
-        state, is_sliding = inputs
+        state, (is_sliding, is_rotated) = inputs
         state = gather(state)
 
         def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, keys_and_values = run(sliding, x, state)
+            x, keys_and_values = run(sliding, is_rotated, x, state)
             return x, keys_and_values if keep else None
 
         if mixed:
@@ -181,7 +188,7 @@ def _decode(
     # accelerators have no room.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        inputs = (layers, jnp.asarray(slides))
+        inputs = (layers, kinds)
         x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
         return x if places is None else take_places(x, places), kept
 
@@ -197,8 +204,10 @@ def _decode(
         # by indices would be sums of whole stacks, one for each layer.
         stack = jax.tree.map(lambda leaf: leaf[:count], layers) if differentiated else jnp.arange(count)
         run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
-        x, _ = lax.scan(run_layer, x, (stack, jnp.asarray(slides[:count])))
-    last = rematerialised(lambda x, w: run(slides[-1], x, gather(w), places)[0], remat, gathers=gathers)
+        x, _ = lax.scan(run_layer, x, (stack, kinds[:count]))
+    last = rematerialised(
+        lambda x, w: run(slides[-1], rotates[-1], x, gather(w), places)[0], remat, gathers=gathers
+    )
     return last(x, at(count)), None
 
 

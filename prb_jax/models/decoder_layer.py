@@ -26,6 +26,7 @@ from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
+from prb_jax.models.rope import query_growth, rotary_angles
 from prb_jax.platform.sharding import RULES, Constrain, partition_spec
 from prb_jax.seams import get
 
@@ -45,11 +46,40 @@ def norm_weight(config: DecoderConfig, size: int, *, hf: str, dtype: DTypeLike) 
     return parameter(start, axes=(None,), hf=f"{hf}.weight")
 
 
+Angles = tuple[jax.Array, jax.Array]
+"""Cosines and sines of the rotary embedding, float32 [B, T, R / 2] for R rotated channels."""
+
+
+def angles_of_layers(
+    config: DecoderConfig, positions: jax.Array
+) -> Callable[[bool, jax.Array | bool], tuple[Angles, Angles]]:
+    """Compute the angles for tokens at these positions, int32 [B, T], once for all layers.
+
+    Returns:
+        A function of whether a layer slides, and whether it rotates: angles of its queries and of its keys.
+    """
+    full, sliding = config.rope
+    of_full = rotary_angles(positions, full)
+    of_sliding = of_full if sliding is None else rotary_angles(positions, sliding)
+
+    def of_layer(slides: bool, rotates: jax.Array | bool) -> tuple[Angles, Angles]:
+        cos, sin = of_sliding if slides else of_full
+        if not all(config.layer_rotates):
+            cos, sin = jnp.where(rotates, cos, 1.0), jnp.where(rotates, sin, 0.0)
+        if not full.query_growth:
+            return (cos, sin), (cos, sin)
+        growth = query_growth(positions, full)[..., None]
+        return (cos * growth, sin * growth), (cos, sin)
+
+    return of_layer
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
     """What a layer needs besides its input."""
 
-    angles: tuple[jax.Array, jax.Array]  # cosines and sines of the rotary embedding [B, T, H / 2]
+    query_angles: Angles
+    key_angles: Angles
     attend: Attention
     constrain: Constrain
     lora_scale: float = 1.0  # multiplies the updates of adapters
@@ -70,39 +100,38 @@ class DecoderLayer(Declaring):
         norm = functools.partial(norm_weight, config, dtype=dtype)
         uses: Any = {"turned": True, "adaptable": True, "quantisable": True, "dtype": dtype}
 
-        def matrix(hf: str, inputs: int, outputs: int, axes: Axes) -> nnx.Param:
-            return drawn(rngs, inputs, outputs, axes=axes, hf=f"{hf}.weight", **uses)
+        def linear(
+            module: str, axes: Axes, inputs: int, *, biased: bool, fused: str = "", **outputs: int
+        ) -> None:
+            """Declare matrices of one input, which a file holds one by one or one after the other in one tensor."""
+            start = 0
+            for name, size in outputs.items():
+                stored: dict[str, Any] = {"hf": f"{module}.{name}_proj.weight"}
+                if fused in config.fused:
+                    stored = {"hf": f"{module}.{fused}.weight", "file_rows": sum(outputs.values())}
+                    stored["pieces"] = ((start, start + size),)
+                setattr(self, name, drawn(rngs, inputs, size, axes=axes, **stored, **uses))
+                if biased:
+                    zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
+                    bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
+                    setattr(self, f"{name}_bias", bias)
+                start += size
 
-        def bias(hf: str, size: int, axis: str | None) -> nnx.Param:
-            return parameter(jnp.zeros((size,), dtype), axes=(axis,), hf=f"{hf}.bias")
-
-        into, out, up, down = ("model", "heads"), ("heads", "model"), ("model", "mlp"), ("mlp", "model")
-        self.input_norm = norm(width, hf="input_layernorm")
-        for name, size in (("q", queries), ("k", keys), ("v", keys)):
-            setattr(self, name, matrix(f"self_attn.{name}_proj", width, size, into))
-            if config.attention_bias:
-                setattr(self, f"{name}_bias", bias(f"self_attn.{name}_proj", size, "heads"))
+        norms = dict(config.norms)
+        if "input_norm" in norms:
+            self.input_norm = norm(width, hf=norms.pop("input_norm"))
+        into, up = ("model", "heads"), ("model", "mlp")
+        biased = config.attention_bias
+        linear("self_attn", into, width, biased=biased, fused="qkv_proj", q=queries, k=keys, v=keys)
         if config.qk_norm:
-            self.q_norm = norm(head_dim, hf="self_attn.q_norm")
-            self.k_norm = norm(head_dim, hf="self_attn.k_norm")
-        self.o = matrix("self_attn.o_proj", queries, width, out)
-        if config.attention_output_bias:
-            self.o_bias = bias("self_attn.o_proj", width, None)
-        if config.post_norms:
-            self.post_attention_norm = norm(width, hf="post_attention_layernorm")
-            self.mlp_norm = norm(width, hf="pre_feedforward_layernorm")
-            self.post_mlp_norm = norm(width, hf="post_feedforward_layernorm")
-        else:
-            self.mlp_norm = norm(width, hf="post_attention_layernorm")
-        for name, inputs, outputs, axes in (
-            ("gate", width, mlp, up),
-            ("up", width, mlp, up),
-            ("down", mlp, width, down),
-        ):
-            setattr(self, name, matrix(f"mlp.{name}_proj", inputs, outputs, axes))
-            if config.mlp_bias:
-                axis = None if name == "down" else "mlp"
-                setattr(self, f"{name}_bias", bias(f"mlp.{name}_proj", outputs, axis))
+            by_head = config.qk_norm == "head"
+            self.q_norm = norm(head_dim if by_head else queries, hf="self_attn.q_norm")
+            self.k_norm = norm(head_dim if by_head else keys, hf="self_attn.k_norm")
+        linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
+        for name, hf in norms.items():
+            setattr(self, name, norm(width, hf=hf))
+        linear("mlp", up, width, biased=config.mlp_bias, fused="gate_up_proj", gate=mlp, up=mlp)
+        linear("mlp", up[::-1], mlp, biased=config.mlp_bias, down=width)
         self.close()
 
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
@@ -114,6 +143,11 @@ class DecoderLayer(Declaring):
         out = project(x, getattr(self, name)[...], None if bias is None else bias[...])
         return checkpoint_name(out, PROJECTED)
 
+    def normed(self, name: str, x: jax.Array) -> jax.Array:
+        """Return x [..., I] after the norm ``name``; x itself in families without it."""
+        weight = getattr(self, name, None)
+        return x if weight is None else norm_of(self.config, x, weight)
+
     def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
 
@@ -121,36 +155,33 @@ class DecoderLayer(Declaring):
             The states, and the layer's keys and values [B, T, G, H].
         """
         config, constrain, places = self.config, context.constrain, context.places
-        rows, tokens, _ = x.shape
         line = "tokens" if places is None else None
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        norm = functools.partial(norm_of, config)
         project = functools.partial(self.project, scale=context.lora_scale)
 
-        y = norm(x, self.input_norm)
-        k = project("k", y).reshape(rows, tokens, kv_heads, head_dim)
-        v = project("v", y).reshape(rows, tokens, kv_heads, head_dim)
-        query_angles = context.angles
+        def heads_of(name: str, x: jax.Array) -> jax.Array:
+            z = project(name, x)
+            if config.qk_norm == "width":
+                z = self.normed(f"{name}_norm", z)
+            z = z.reshape(*z.shape[:2], -1, config.head_dim)
+            return self.normed(f"{name}_norm", z) if config.qk_norm == "head" else z
+
+        y = self.normed("input_norm", x)
+        k, v = heads_of("k", y), heads_of("v", y)
+        query_angles = context.query_angles
         if places is not None:
             x, y = take_places(x, places), take_places(y, places)
             query_angles = tuple(take_places(angle, places) for angle in query_angles)
-            tokens = places.shape[1]
-        q = project("q", y).reshape(rows, tokens, heads, head_dim)
-        if config.qk_norm:  # before rope
-            q, k = norm(q, self.q_norm), norm(k, self.k_norm)
-        q = rotate(q, *query_angles, scale=config.attention_scale)
-        k = rotate(k, *context.angles)
+        q = heads_of("q", y)
+        turn = functools.partial(rotate, interleaved=config.interleaved_rope)
+        q, k = turn(q, *query_angles, scale=config.attention_scale), turn(k, *context.key_angles)
         q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
         y = context.attend(q, k, v, softcap=config.attn_logit_softcapping)
-        y = project("o", y.reshape(rows, tokens, heads * head_dim))
-        if config.post_norms:
-            y = norm(y, self.post_attention_norm)
-        x = constrain(x + y, ("batch", line, None))
+        y = project("o", y.reshape(*y.shape[:2], -1))
+        x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
 
-        y = norm(x, self.mlp_norm)
+        y = self.normed("mlp_norm", x)
         y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
-        if config.post_norms:
-            y = norm(y, self.post_mlp_norm)
+        y = self.normed("post_mlp_norm", y)
         return constrain(x + y, ("batch", line, None)), (k, v)
 
 

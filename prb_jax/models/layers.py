@@ -153,13 +153,28 @@ def rms_norm(
     return (normed * scale).astype(x.dtype).reshape(x.shape)
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0) -> jax.Array:
-    """Rotary embedding of x [B, T, N, H] by angles [B, T, H/2] in half-split order, times ``scale``."""
-    half = x.shape[-1] // 2
-    wide = x.astype(jnp.float32)
-    first, second = wide[..., :half], wide[..., half:]
+def rotate(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0, interleaved: bool = False
+) -> jax.Array:
+    """Rotary embedding of x [B, T, N, H] by angles [B, T, R/2], times ``scale``; channels from R on are not turned.
+
+    Args:
+        x: queries or keys.
+        cos, sin: of the angles.
+        scale: multiplies the result.
+        interleaved: pairs are neighbours (x[2i], x[2i + 1]), not (x[i], x[i + R/2]). All first members of pairs come
+            before all second ones in the result: products of queries and keys are the same in any order.
+    """
+    half = cos.shape[-1]
+    wide, whole = x.astype(jnp.float32), x.shape[-1] == 2 * half
+    turned = wide if whole else wide[..., : 2 * half]
+    pairs = (turned[..., ::2], turned[..., 1::2]) if interleaved else (turned[..., :half], turned[..., half:])
+    first, second = pairs
     cos, sin = cos[:, :, None, :] * scale, sin[:, :, None, :] * scale
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    if not whole:
+        parts.append(wide[..., 2 * half :] * scale)
+    return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 
 def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:

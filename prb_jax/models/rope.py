@@ -14,20 +14,21 @@ those bits.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.families import Family
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.seams import get
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
-ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 _LENGTH = "original_max_position_embeddings"
 _FIELDS: Mapping[str, frozenset[str]] = {
@@ -37,8 +38,10 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "yarn": frozenset(
         f"factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate {_LENGTH}".split()
     ),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor", _LENGTH}),
 }
 _EVERY_TYPE = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_OF_GROWTH = {"llama_4_scaling_beta", "max_position_embeddings"}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -48,7 +51,7 @@ class RopeConfig:
 
     rope_type: RopeType
     theta: float  # base of the geometric series of wavelengths
-    head_dim: int  # H; all of it is rotated
+    rotary_dim: int  # channels of a head that are rotated, the first ones
     factor: float = 1.0  # by how much the context was extended (1 for ``default``)
     low_freq_factor: float = 1.0  # bounds of the blended band (``llama3``)
     high_freq_factor: float = 1.0
@@ -56,28 +59,35 @@ class RopeConfig:
     beta_fast: float = 32.0  # rotations over the original context that bound the ramp (``yarn``)
     beta_slow: float = 1.0
     truncate: bool = True  # the bounds of the ramp are rounded outwards to whole dimensions (``yarn``)
-    attention_factor: float = 1.0  # multiplies cos and sin (``yarn``; 1 otherwise)
+    attention_factor: float = 1.0  # multiplies cos and sin (``yarn``, ``longrope``; 1 otherwise)
+    short_factor: tuple[float, ...] = ()  # divides the frequency of each pair (``longrope``)
+    longest: int = 2**31 - 1
+    """Tokens of a conversation for which the angles hold: beyond them ``longrope`` has other factors, from the first
+    token on, which are not followed here."""
+    query_growth: float = 0.0
+    """b: queries are multiplied by 1 + b ln(1 + floor(position / original_max_position_embeddings))."""
 
 
 def parse_ropes(
-    fields: FieldReader, *, head_dim: int, longest: int, theta: float, local_theta: float | None = None
+    fields: FieldReader, family: Family, *, head_dim: int, longest: int
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """The ropes of full and of sliding layers; the second is None in families whose layers all share one.
 
-    In the old spelling of a family with two (Gemma 3), ``rope_theta`` and ``rope_scaling`` belong to the full layers
-    and ``rope_local_base_freq`` to the sliding ones, which are never scaled.
+    In the old spelling of a family with two, ``rope_theta`` and ``rope_scaling`` belong to the full layers and
+    the family's ``local_theta`` to the sliding ones, which are never scaled.
 
     Args:
       fields: reader of the whole ``config.json``.
+      family: the family's facts, and its values for fields that are not given.
       head_dim: H.
       longest: ``max_position_embeddings``, used where the original context length is not given.
-      theta, local_theta: used where no theta is given; without the latter all layers share one rope.
 
     Raises:
       CheckpointError: unknown type, unknown or mistyped field, two spellings that disagree, or one that transformers
         ignores.
     """
     scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
+    local_theta, absent = family.local_theta, family.defaults
     in_scaling = FieldReader(scaling, fields.where, "rope_scaling.")
     if local_theta is None:
         for name, found in (("rope_scaling", scaling), ("rope_parameters", parameters)):
@@ -96,10 +106,11 @@ def parse_ropes(
         raise CheckpointError(
             f"{fields.where}: both 'rope_scaling' and 'rope_parameters' are given: keep one of them"
         )
-    parse = functools.partial(_parse_rope, fields, head_dim=head_dim, longest=longest)
+    parse = functools.partial(_parse_rope, fields, family=family, head_dim=head_dim, longest=longest)
+    theta = ("rope_theta", absent["rope_theta"])
     if local_theta is None:
         rope = in_scaling if scaling else FieldReader(parameters, fields.where, "rope_parameters.")
-        return parse(rope, ("rope_theta", theta)), None
+        return parse(rope, theta), None
 
     def of_layers(layer_type: str) -> FieldReader:
         inner = parameters.get(layer_type)
@@ -107,10 +118,17 @@ def parse_ropes(
             raise fields.error("rope_parameters", f"an object as '{layer_type}'", found=inner)
         return FieldReader(inner or {}, fields.where, f"rope_parameters.{layer_type}.")
 
+    if (
+        local_theta == "rope_theta"
+        and not parameters
+        and fields.number(theta[0], default=theta[1]) != theta[1]
+    ):
+        # transformers 4 gives this theta to all layers, transformers 5 to the full ones only.
+        raise fields.error("rope_theta", f"{theta[1]:.0f}, or a theta for each layer type in rope_parameters")
     full, sliding = (of_layers(layer_type) for layer_type in _LAYER_TYPES)
     return (
-        parse(in_scaling if scaling else full, ("rope_theta", theta), by_layer_type=True),
-        parse(sliding, ("rope_local_base_freq", local_theta), by_layer_type=True),
+        parse(in_scaling if scaling else full, theta, by_layer_type=True),
+        parse(sliding, (local_theta, absent[local_theta]), by_layer_type=True),
     )
 
 
@@ -119,6 +137,7 @@ def _parse_rope(
     rope: FieldReader,
     outer_theta: tuple[str, float],
     *,
+    family: Family,
     head_dim: int,
     longest: int,
     by_layer_type: bool = False,
@@ -129,20 +148,21 @@ def _parse_rope(
       fields: the whole file.
       rope: the rope's own object.
       outer_theta: the field beside that object with theta, and the value of the family.
-      head_dim, longest: as of :func:`parse_ropes`.
+      family, head_dim, longest: as of :func:`parse_ropes`.
       by_layer_type: the family has one rope for each type of layers.
     """
     theta = _same_inside(rope, fields, "rope_theta", *outer_theta, read=FieldReader.number)
     if not by_layer_type:  # some files keep the original length outside the rope object
-        original = _same_inside(rope, fields, _LENGTH, _LENGTH, longest, read=FieldReader.integer)
+        default = family.defaults.get(_LENGTH, longest)
+        original = _same_inside(rope, fields, _LENGTH, _LENGTH, default, read=FieldReader.integer)
     elif rope.raw.get("truncate") is False:
         # transformers looks for it outside the layer type's object, so never honours it.
         raise rope.error("truncate", "true or no such field, as this model family has no other behaviour")
     else:
         original = rope.integer(_LENGTH, default=longest)
 
-    rope_type = _rope_type(rope)
-    known = _FIELDS[rope_type] | _EVERY_TYPE
+    rope_type = _rope_type(rope, family)
+    known = _FIELDS[rope_type] | _EVERY_TYPE | (_OF_GROWTH if family.query_growth else set())
     # Some tools write the original length beside types that do not use it; it changes nothing there.
     for key in sorted(set(rope.raw) - known - {_LENGTH}):
         if rope.raw[key] is not None:
@@ -150,14 +170,20 @@ def _parse_rope(
                 f"{rope.where}: field '{rope.prefix}{key}' is not known for rope type '{rope_type}' "
                 f"(known: {', '.join(sorted(known))})"
             )
-    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise rope.error(
-            "partial_rotary_factor", "1 or no such field: rotating part of a head is not supported"
-        )
-    if head_dim % 2:
-        raise CheckpointError(f"{rope.where}: rotary embedding needs an even head_dim, found {head_dim}")
+    part = "partial_rotary_factor"
+    if part in family.defaults:
+        share = _same_inside(rope, fields, part, part, family.defaults[part], read=FieldReader.number)
+    elif (share := rope.number(part, default=1.0)) != 1.0:
+        raise rope.error(part, "1 or no such field, as this model family rotates whole heads")
+    rotary_dim = int(head_dim * share)
+    if share > 1 or rotary_dim % 2 or not rotary_dim:
+        of = "" if share == 1 else f" times partial_rotary_factor {share:g}"
+        raise CheckpointError(f"{rope.where}: rotary embedding needs an even head_dim, found {head_dim}{of}")
 
-    made = functools.partial(RopeConfig, rope_type=rope_type, theta=theta, head_dim=head_dim)
+    growth = rope.number("llama_4_scaling_beta") if family.query_growth else 0.0
+    made = functools.partial(
+        RopeConfig, rope_type=rope_type, theta=theta, rotary_dim=rotary_dim, query_growth=growth
+    )
     if rope_type == "default":
         return made()
     if rope_type == "linear":
@@ -170,6 +196,15 @@ def _parse_rope(
         return made(factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
     # A null factor means the ratio of the two context lengths.
     factor = rope.number("factor", default=longest / original)
+    if rope_type == "longrope":
+        short, long = (rope.numbers(name, count=rotary_dim // 2) for name in ("short_factor", "long_factor"))
+        extended = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return made(
+            factor=factor,
+            attention_factor=rope.number("attention_factor", default=extended),
+            short_factor=short,
+            longest=longest if short == long else original,
+        )
     return made(
         factor=factor,
         # Zero counts as absent, as in transformers.
@@ -199,20 +234,22 @@ def _same_inside(
     return value
 
 
-def _rope_type(rope: FieldReader) -> RopeType:
+def _rope_type(rope: FieldReader, family: Family) -> RopeType:
     named = {rope.text(key): key for key in ("type", "rope_type") if rope.has(key)}
     if len(named) > 1:
         raise rope.error("type", f"the same as rope_type ('{rope.raw['rope_type']}')")
     for rope_type, key in named.items():
-        if rope_type not in ROPE_TYPES:
-            raise rope.error(key, f"one of the supported rope types ({', '.join(ROPE_TYPES)})")
+        if rope_type not in family.rope_types:
+            raise rope.error(key, f"one of the supported rope types ({', '.join(family.rope_types)})")
+    if not named and "default" not in family.rope_types:
+        raise rope.error("rope_type", f"one of {', '.join(family.rope_types)}")
     return cast(RopeType, next(iter(named), "default"))
 
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
-    """Radians per token of each rotated pair, float32 ``[H/2]``."""
-    # theta ** (2i / H): the exponent is rounded to float32, then the power.
-    exponents = np.arange(0, rope.head_dim, 2, dtype=np.float32) / np.float32(rope.head_dim)
+    """Radians per token of each rotated pair, float32 ``[R/2]`` for R rotated channels."""
+    # theta ** (2i / R): the exponent is rounded to float32, then the power.
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     powers = np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
     frequencies = np.float32(1.0) / powers
     if rope.rope_type == "default":
@@ -230,10 +267,17 @@ def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[
       rope: the layer's rope.
 
     Returns:
-      ``(cos, sin)``, float32 ``[..., H/2]``. Pair i of a head is (x[i], x[i + H/2]).
+      ``(cos, sin)``, float32 ``[..., R/2]``. Pair i of a head is (x[i], x[i + R/2]), or neighbours in families that
+      interleave them.
     """
     # float32 whatever the model's dtype: in bfloat16 position 257 would become 256.
     frequencies = jnp.asarray(inverse_frequencies(rope))
     angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequencies
     scale = jnp.float32(rope.attention_factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+
+
+def query_growth(positions: jax.Array | np.ndarray, rope: RopeConfig) -> jax.Array:
+    """Return the factors by which queries grow with their positions, float32 in the shape of ``positions``."""
+    rounds = jnp.floor(jnp.asarray(positions).astype(jnp.float32) / rope.original_max_position_embeddings)
+    return 1 + rope.query_growth * jnp.log(1 + rounds)

@@ -1,6 +1,6 @@
-"""Rotary frequencies of models whose context was extended by YaRN (arXiv 2309.00071) or by the rule of Llama 3.1.
+"""Rotary frequencies of models whose context was extended: YaRN (arXiv 2309.00071), LongRoPE, the rule of Llama 3.1.
 
-Each is given the rope, its plain inverse frequencies, and the powers that these are the inverses of, float32 ``[H/2]``.
+Each is given the rope, its plain inverse frequencies, and the powers that these are the inverses of, float32 ``[R/2]``.
 """
 
 from __future__ import annotations
@@ -46,16 +46,21 @@ def yarn(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.nd
     def pair_of(rotations: float) -> float:
         """The (fractional) pair that makes this many turns over the original context."""
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
+        return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
     first, last = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
     if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rope.head_dim - 1)
+    first, last = max(first, 0), min(last, rope.rotary_dim - 1)
     if first == last:
         last += 0.001  # a step instead of a ramp, without dividing by zero
-    pairs = np.arange(rope.head_dim // 2, dtype=np.float32)
+    pairs = np.arange(rope.rotary_dim // 2, dtype=np.float32)
     ramp = np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
     kept = 1 - ramp
     slowed = np.float32(1.0) / (np.float32(rope.factor) * powers)
     return slowed * (1 - kept) + frequencies * kept
+
+
+def longrope(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Slow every pair by its own factor of the config, which was searched for (arXiv 2402.13753)."""
+    return np.float32(1.0) / (np.asarray(rope.short_factor, np.float32) * powers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.checkpoints.hf_map import leaf_maps
+from prb_jax.models.checkpoints.hf_map import LeafMap, leaf_maps
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.lora import merge_lora
+from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
 from prb_jax.models.model import abstract_model
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
@@ -89,7 +89,13 @@ def export_adapter(
     head = {"score": params["score"]} if "score" in params else {}
     host = _gather({"layers": factors, **head}, mesh)
     maps = leaf_maps(start.config)
-    modules = {leaf.path[-1]: leaf.key.removesuffix(".weight") for leaf in maps if leaf.transposed}
+    modules = {leaf.path[-1]: leaf for leaf in maps if leaf.transposed}
+    adapted: dict[str, list[LeafMap]] = {}  # matrices of each tensor of the file
+    for name in lora.targets:
+        adapted.setdefault(modules[name].key, []).append(modules[name])
+
+    def short(key: str) -> str:
+        return key.split(".")[-2]
 
     def contiguous(array: Any) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(array, np.float32))
@@ -98,11 +104,11 @@ def export_adapter(
         from safetensors.numpy import save_file
 
         tensors = {f"base_model.model.{HEAD_KEY}": contiguous(host[name].T) for name in head}
-        for name, leaf in host["layers"].items():
-            matrix, part = (declared[name].get_metadata(fact) for fact in ("of", "part"))
-            for layer in range(start.config.num_hidden_layers):
-                key = f"base_model.model.{modules[matrix].format(layer=layer)}.{part}.weight"
-                tensors[key] = contiguous(leaf[layer].T)
+        for leaves in adapted.values():
+            for layer, name in enumerate(leaves[0].file_keys):
+                a, b = _peft_factors(leaves, host["layers"], layer)
+                module = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
         partial.mkdir(parents=True)
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
         described = {
@@ -112,18 +118,42 @@ def export_adapter(
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": sorted({modules[name].rpartition(".")[2] for name in lora.targets}),
+            "target_modules": sorted(short(key) for key in adapted),
             "modules_to_save": [*head] or None,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
             "use_rslora": False,
         }
+        if fused := {short(key): len(many) for key, many in adapted.items() if many[0].pieces}:
+            described["rank_pattern"] = {name: lora.rank * count for name, count in fused.items()}
+            described["alpha_pattern"] = {name: lora.alpha * count for name, count in fused.items()}
         (partial / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         copy_tokenizer(start.tokenizer, start.tokenizer_folder, partial)
         more(partial)
 
     on_first_process(lambda: write_whole(folder, write))
+
+
+def _peft_factors(
+    leaves: Sequence[LeafMap], factors: Mapping[str, Any], layer: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of one module of PEFT. A tensor of several matrices has their ranks one after the other."""
+    pairs = [
+        [
+            np.ascontiguousarray(np.asarray(factors[f"{leaf.path[-1]}{factor}"][layer], np.float32).T)
+            for factor in (FACTOR_A, FACTOR_B)
+        ]
+        for leaf in leaves
+    ]
+    if leaves[0].pieces is None:
+        return pairs[0][0], pairs[0][1]
+    rank = len(pairs[0][0])
+    whole = np.zeros((leaves[0].file_shape[0], rank * len(pairs)), np.float32)
+    for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):
+        ((start, stop),) = leaf.pieces or ()
+        whole[start:stop, number * rank : (number + 1) * rank] = b
+    return np.concatenate([a for a, _ in pairs]), whole
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:

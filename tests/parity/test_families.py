@@ -9,15 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.checkpoints.load import load_params
+from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
+from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
+from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config
+from prb_jax.models.readouts.resolve import resolve_model
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch, read_trees
-from tests.parity.oracle import transformers_scores
+from tests.parity.oracle import transformers_gradients, transformers_scores
 from tests.sweeps import sweep
-from tests.tiny_models import FAMILIES, write_tiny_model
+from tests.tiny_models import FAMILIES, write_model_beside_a_vision_tower, write_tiny_model
 
 FLOAT32_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-5  # of the length of the difference, relative to the gradient's
 
 
 def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 256) -> Tree:
@@ -48,17 +52,70 @@ def families(*few: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     "family",
-    families("llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+    families(
+        "llama-llama3",
+        "llama-yarn",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+    ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_float32_scores_equal_transformers(family, responses, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
     lengths = [17, 30, 9, 24][:responses]
-    trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
+    trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[1::-1], seed=2)]
     for alone in (False, True) if responses == 4 else (False,):
         ours = scores(folder, trees, alone=alone)
         for row, tree in enumerate(trees):
-            np.testing.assert_allclose(ours[row], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
+            expected = oracle(folder, tree)
+            np.testing.assert_allclose(ours[row][: len(expected)], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "family", families("gemma2", "olmo3", "phi3-longrope", "smollm3", "ministral3", "glm4", "exaone4")
+)
+def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family)
+    config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)
+    params = load_params(folder, config).params
+    batch = packed_batch([tree], window=config.sliding_window)
+    factors = np.asarray([1.0, -0.5], np.float32)
+
+    def total(params: Any) -> jax.Array:
+        scores = read_trees(params, batch, config=config, dtype=jnp.dtype("float32"), differentiated=True)
+        return (scores[0, :, 0] * factors).sum()
+
+    gradients = flatten(jax.device_get(jax.jit(jax.grad(total))(params)))
+    ours = dict(file_tensors(gradients, config))
+    theirs = transformers_gradients(folder, [tree.sequence(k) for k in range(2)], factors)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        difference = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
+        assert difference < GRADIENT_TOLERANCE, (name, difference)
+
+
+@pytest.mark.parametrize("transformers_5", [False, True])
+def test_the_text_model_beside_a_vision_tower_scores_as_in_transformers(transformers_5, tmp_path):
+    folder = write_model_beside_a_vision_tower(tmp_path / "model", transformers_5=transformers_5)
+    tree = random_tree(61, [17, 30], seed=2, vocab=250)
+    np.testing.assert_allclose(
+        scores(folder, [tree])[0], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0
+    )
+    resolved = resolve_model(folder)
+    assert resolved.config == load_config(folder)
+    assert resolved.config.original["image_token_id"] == 255  # refused where conversations hold it
+    report = inspect_checkpoint(folder, resolved.config)
+    assert set(report.ignored_keys.values()) == {"reads images, not used for text"}
+    # Exported, it is the text model.
+    params = load_params(folder, resolved.config).params
+    alone = save_params(params, resolved.config, tmp_path / "alone")
+    np.testing.assert_allclose(oracle(alone, tree), oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", families("qwen3"))

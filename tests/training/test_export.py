@@ -77,6 +77,31 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
     assert len(tensors) == 1 + 2 * 7 * 2
 
 
+def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForSequenceClassification
+
+    changes = {"architectures": ["Phi3ForSequenceClassification"], "model_type": "phi3"}
+    base = write_model(tmp_path / "base", **changes)
+    chosen = {"steps": 2, "lora__rank": 2, "lora__targets": ("q", "v", "up", "down"), "tuning": "lora"}
+    data = write_rows(tmp_path / "pairs.jsonl", rows(16))
+    run = train(
+        config(base, data, **chosen, optimizer__learning_rate=0.03), out=tmp_path / "run", progress=False
+    )
+    rm, pairs = prb.load(run.out), comparisons(4, seed=5)
+    ids = [tree.sequence(k) for tree in rm.encode(pairs) for k in range(2)]
+    folder = convert(run.out, tmp_path / "adapter", adapter=True)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    assert described["rank_pattern"] == {"qkv_proj": 4, "gate_up_proj": 2}
+    theirs = peft.PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(base), folder
+    ).eval()
+    expected = np.concatenate(rm.score(pairs))
+    np.testing.assert_allclose(transformers_scores(theirs, ids), expected, atol=1e-5)
+    whole = AutoModelForSequenceClassification.from_pretrained(run.model).eval()
+    np.testing.assert_allclose(transformers_scores(whole, ids), expected, atol=1e-5)
+
+
 def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path, capsys):
     exported = (run.model / "model.safetensors").read_bytes()
     best = run.summary["exported_step"]

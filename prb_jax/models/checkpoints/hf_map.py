@@ -10,11 +10,12 @@ The parameter tree is a nested dict. Layers are stacked on the first axis (L) an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from prb_jax.models.config.decoder import DecoderConfig, WeightLayout
@@ -38,6 +39,7 @@ _OUTSIDE = {"embed": "embed_tokens", "final_norm": "norm"}
 _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
+    (r"(model\.)?(vision_tower|multi_modal_projector)\..*", "reads images, not used for text"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
 
@@ -82,6 +84,34 @@ class LeafMap:
         if not self.stacked:
             return (self.key,)
         return tuple(self.key.format(layer=layer) for layer in range(self.shape[0]))
+
+
+def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and values of a checkpoint's tensors, from arrays like the parameters by their paths.
+
+    Layers of a leaf follow each other, and no more than the leaves of one tensor are on the host at a time.
+    """
+    by_key: dict[str, list[LeafMap]] = {}
+    for leaf in leaf_maps(config):
+        by_key.setdefault(leaf.key, []).append(leaf)
+    for maps in by_key.values():
+        hosts = [np.asarray(leaves[leaf.path]) for leaf in maps]
+        for layer, key in enumerate(maps[0].file_keys):
+            parts = [host[layer] if maps[0].stacked else host for host in hosts]
+            yield key, _joined(maps, [part.T if leaf.transposed else part for leaf, part in zip(maps, parts)])
+
+
+def _joined(maps: Sequence[LeafMap], parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One tensor of the file, made of the leaves that it holds."""
+    if maps[0].pieces is None:
+        return parts[0]
+    whole = np.empty(maps[0].file_shape, parts[0].dtype)
+    for leaf, part in zip(maps, parts):
+        done = 0
+        for start, stop in leaf.pieces or ():
+            whole[start:stop] = part[done : done + stop - start]
+            done += stop - start
+    return whole
 
 
 def leaf_maps(config: Config) -> tuple[LeafMap, ...]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps
+from prb_jax.models.checkpoints.hf_map import LeafMap, file_tensors, flatten, leaf_maps
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
 from prb_jax.models.checkpoints.weight_index import INDEX_FILE, SINGLE_FILE
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
@@ -24,16 +24,15 @@ _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Tensor:
-    """One tensor to be written: a layer of a leaf, or a whole leaf (layer None)."""
+    """One tensor to be written."""
 
     key: str
-    leaf: LeafMap
-    layer: int | None
+    shape: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.leaf.file_shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def save_params(
@@ -48,7 +47,7 @@ def save_params(
     ``config`` has a linear head of another name, that head beside the body of a language model.
 
     Each file is written under a temporary name and renamed; ``config.json`` comes last. Host memory
-    holds one leaf at a time. Tokenizer files are the caller's business.
+    holds the leaves of one tensor at a time. Tokenizer files are the caller's business.
 
     Args:
       params: nested dict of arrays, shaped as ``abstract_params(config)``; kept in their dtypes.
@@ -70,12 +69,13 @@ def save_params(
     arrays = _checked_arrays(params, leaves)
     embedding = next(leaf.path for leaf in leaves if leaf.key == EMBEDDING_KEY)
     raw = _updated_config(config, raw_config, dtype=arrays[embedding].dtype)
-    tensors = [
-        _Tensor(key, leaf, layer if leaf.stacked else None, np.dtype(arrays[leaf.path].dtype))
+    tensors = {
+        key: _Tensor(key, leaf.file_shape, np.dtype(arrays[leaf.path].dtype))
         for leaf in leaves
-        for layer, key in enumerate(leaf.file_keys)
-    ]
-    shards = _split(tensors, max_shard_bytes=max_shard_bytes)
+        for key in leaf.file_keys
+    }
+    values = file_tensors(arrays, config)
+    shards = _split([*tensors.values()], max_shard_bytes=max_shard_bytes)
     names = [SINGLE_FILE]
     if len(shards) > 1:
         names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
@@ -87,10 +87,10 @@ def save_params(
             )
         for name, shard in zip(names, shards, strict=True):
             with whole_file(folder / name) as file:
-                _write_tensors(file, shard, arrays)
+                _write_tensors(file, shard, values)
         if len(shards) > 1:
             index = {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
+                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
                 "weight_map": {t.key: name for name, shard in zip(names, shards) for t in shard},
             }
             _write_json(folder / INDEX_FILE, index)
@@ -153,13 +153,15 @@ def _split(tensors: Sequence[_Tensor], *, max_shard_bytes: int) -> list[list[_Te
     return shards
 
 
-def _write_tensors(file: BinaryIO, tensors: Sequence[_Tensor], arrays: Mapping[tuple[str, ...], Any]) -> None:
+def _write_tensors(
+    file: BinaryIO, tensors: Sequence[_Tensor], values: Iterator[tuple[str, np.ndarray]]
+) -> None:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
         entries[tensor.key] = {
             "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.leaf.file_shape),
+            "shape": list(tensor.shape),
             "data_offsets": [end, end + tensor.nbytes],
         }
         end += tensor.nbytes
@@ -167,14 +169,9 @@ def _write_tensors(file: BinaryIO, tensors: Sequence[_Tensor], arrays: Mapping[t
     header += b" " * (-len(header) % 8)  # the data starts at a multiple of eight bytes
     file.write(len(header).to_bytes(8, "little") + header)
 
-    held: LeafMap | None = None
-    host = np.empty(0)
-    for tensor in tensors:
-        if tensor.leaf is not held:  # the layers of a leaf follow each other
-            held, host = tensor.leaf, np.asarray(arrays[tensor.leaf.path])
-        values = host if tensor.layer is None else host[tensor.layer]
-        values = np.ascontiguousarray(values.T if tensor.leaf.transposed else values)
-        file.write(values.reshape(-1).view(np.uint8).data)
+    for tensor, (key, value) in zip(tensors, values):
+        assert tensor.key == key
+        file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

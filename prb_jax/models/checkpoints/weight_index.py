@@ -7,6 +7,7 @@ peak memory while loading has a bound. Only the bytes of the slice are read.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
+_BESIDE_TEXT = re.compile(r"(model\.)?multi_modal_projector\.")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
 # Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
@@ -67,7 +69,21 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
         if path.exists() and path not in files:
             files.append(path)
             _add_tensors(tensors, path, prefix)
+    if any(_BESIDE_TEXT.match(name) for name in tensors):
+        tensors = {(text := _text_name(name)): replace(tensor, name=text) for name, tensor in tensors.items()}
     return WeightIndex(folder, tuple(files), tensors)
+
+
+def _text_name(name: str) -> str:
+    """Name a tensor of a text model beside a vision tower as one without: transformers 4 and 5 have two prefixes."""
+    for prefix, plain in (
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ):
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:

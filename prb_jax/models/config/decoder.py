@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.families import FAMILIES, Family
+from prb_jax.errors import CheckpointError, listed, short_repr
+from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
     MOST_LAYERS,
@@ -22,6 +23,7 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
+from prb_jax.models.config.layer_kinds import layer_kinds
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
@@ -31,7 +33,6 @@ from prb_jax.text.template import PLACEHOLDERS
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }  # fmt: skip
-_SLIDES = {"full_attention": False, "sliding_attention": True}
 # Fields that would change scores unless they have this value (or are null).
 _ONLY_NEUTRAL: Mapping[str, Any] = {
     "partial_rotary_factor": 1, "per_layer_config": {}, "use_bidirectional_attention": False, "is_causal": True,
@@ -72,12 +73,12 @@ class DecoderConfig:
     attention_bias: bool  # q, k and v have biases
     attention_output_bias: bool  # o has a bias
     mlp_bias: bool  # gate, up and down have biases
-    qk_norm: bool  # each head of q and k is normalised before rope
+    qk_norm: Literal["head", "width"] | None  # q and k are normalised before rope, by head or over all heads
     norm_plus_one: bool  # norms multiply by 1 + w
     norm_scale_after_cast: bool
     """Norms cast to the activations' dtype first and multiply by w then (llama); False multiplies in float32 and casts
     the product (gemma)."""
-    post_norms: bool  # norms also after attention and after the mlp
+    norms: Norms  # which norms a layer has
     embedding_scale: float | None
     """Multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1."""
     attention_scale: float  # multiplies q k^T
@@ -87,9 +88,14 @@ class DecoderConfig:
         int | None
     )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
     layer_windows: tuple[bool, ...]  # for each layer, whether it slides
+    layer_rotates: tuple[bool, ...]  # for each layer, whether queries and keys are turned by their positions
     rope: tuple[
         RopeConfig, RopeConfig | None
     ]  # (full, sliding layers); the second is None where both are one
+    interleaved_rope: bool  # a pair of rotated channels are neighbours, not half of the rotated ones apart
+    fused: tuple[
+        str, ...
+    ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -168,7 +174,7 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
     for name in ("auto_map", "text_config", "rope_scaling", "rope_parameters"):
         if fields.has(name) and not isinstance(raw[name], Mapping):
             raise fields.error(name, "an object")
-    return raw
+    return text_model(raw, where=str(path))
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
@@ -184,10 +190,11 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
       CheckpointError: unknown architecture or rope type, quantised weights, a field that is missing,
         mistyped or inconsistent, or one that would change numbers in a way this decoder does not follow.
     """
+    raw = text_model(raw, where=where)
     fields = FieldReader(raw, where)
     family = _family(fields)
-    fields.refuse_unless(_ONLY_NEUTRAL)
     absent = family.defaults
+    fields.refuse_unless({name: value for name, value in _ONLY_NEUTRAL.items() if name not in absent})
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -204,12 +211,10 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         )
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
-    sliding_window, layer_windows = _layer_windows(fields, family, layers=layers)
-    has_bias = family.bias == "qkv"
-    if family.bias == "field":
-        has_bias = fields.flag("attention_bias", default=False)
+    kinds = layer_kinds(fields, family, layers=layers)
+    ropes = parse_ropes(fields, family, head_dim=head_dim, longest=longest)
     attention_scale, final_cap = head_dim, None
-    if family.post_norms:
+    if "query_pre_attn_scalar" in absent:
         attention_scale = fields.number("query_pre_attn_scalar", default=absent["query_pre_attn_scalar"])
     if family.softcaps_vocabulary:
         final_cap = fields.optional_number(
@@ -227,27 +232,24 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", default=absent["rms_norm_eps"], maximum=LARGEST_EPSILON),
         hidden_activation=_activation(fields, family),
-        attention_bias=has_bias,
-        attention_output_bias=has_bias and family.bias == "field",
-        mlp_bias=family.mlp_bias_field and fields.flag("mlp_bias", default=False),
+        attention_bias=_has_bias(fields, family.qkv_bias, family),
+        attention_output_bias=_has_bias(fields, family.output_bias, family),
+        mlp_bias=_has_bias(fields, family.mlp_bias, family),
         qk_norm=family.qk_norm,
         norm_plus_one=family.gemma,
-        norm_scale_after_cast=not family.gemma,
-        post_norms=family.post_norms,
+        norm_scale_after_cast=not (family.gemma or family.wide_norms),
+        norms=family.norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=attention_scale**-0.5,
         attn_logit_softcapping=_attention_softcap(fields, family),
         final_logit_softcapping=final_cap,
-        sliding_window=sliding_window,
-        layer_windows=layer_windows,
-        rope=parse_ropes(
-            fields,
-            head_dim=head_dim,
-            longest=longest,
-            theta=absent["rope_theta"],
-            local_theta=absent["rope_local_base_freq"] if family.local_rope else None,
-        ),
-        max_position_embeddings=longest,
+        sliding_window=kinds.window,
+        layer_windows=kinds.slides,
+        layer_rotates=kinds.rotates,
+        rope=ropes,
+        interleaved_rope=family.interleaved_rope,
+        fused=family.fused,
+        max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=absent["tie_word_embeddings"]),
@@ -266,7 +268,7 @@ def _family(fields: FieldReader) -> Family:
         supported = ", ".join(family.architecture for family in FAMILIES.values())
         raise CheckpointError(
             f"{fields.where}: unknown architecture: model_type '{model_type}'"
-            f"{f' ({named})' if named else ''}. Supported: {supported}"
+            f"{f' ({named})' if named else ''}.{_nearest(fields)} Supported: {supported}"
         )
     if named not in (None, family.architecture, family.language_model):
         code = (
@@ -280,11 +282,32 @@ def _family(fields: FieldReader) -> Family:
     return family
 
 
+def _nearest(fields: FieldReader) -> str:
+    """Name the known family that reads most fields of the file of an unknown one, and the fields it does not read."""
+    raw, found = dict(fields.raw), []
+    for name in FAMILIES:
+        try:
+            unread = parse_config(raw | {"model_type": name, "architectures": None}, where="").ignored_keys
+        except CheckpointError:
+            continue
+        likeness = SequenceMatcher(None, name, raw["model_type"]).ratio()
+        found.append((len(unread), -likeness, name, unread))
+    if not found:
+        return ""
+    _, _, name, unread = min(found)
+    differs = f"which does not read {listed(unread, most=8)}" if unread else "which reads the same fields"
+    return f" The nearest known family is '{name}', {differs}."
+
+
+def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
+    return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
+
+
 def _activation(fields: FieldReader, family: Family) -> Activation:
     # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
-    name = "hidden_activation" if family.post_norms else "hidden_act"
+    name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
-    if family.gemma and not family.post_norms and activation == "gelu":
+    if family.gemma and name == "hidden_act" and activation == "gelu":
         activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
     if activation not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
@@ -299,51 +322,3 @@ def _attention_softcap(fields: FieldReader, family: Family) -> float | None:
         # transformers stores it for Gemma 3 but never applies it: which one the weights want is unknown.
         raise fields.error(name, "null, as transformers does not apply it in this family")
     return None
-
-
-def _layer_windows(
-    fields: FieldReader, family: Family, *, layers: int
-) -> tuple[int | None, tuple[bool, ...]]:
-    """The sliding window in tokens (None: none) and, for each layer, whether it attends to that alone."""
-    if family.windows == "none":
-        return None, (False,) * layers
-    default = family.defaults["sliding_window"]
-    window = fields.optional_integer("sliding_window", default=default)
-    if family.windows == "upper" and not fields.flag("use_sliding_window", default=False):
-        window = None
-    slides = _listed_windows(fields, layers=layers)
-
-    if family.windows == "every":
-        uniform = (window is not None,) * layers
-        if slides is not None and slides != uniform:
-            # transformers warns and then ignores the list for this family.
-            kind = "sliding_attention" if window is not None else "full_attention"
-            raise fields.error(
-                "layer_types", f"'{kind}' for every layer (as sliding_window says), or no such field"
-            )
-        return window, uniform
-    if slides is None and family.windows == "upper":
-        first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
-        slides = tuple(window is not None and layer >= first for layer in range(layers))
-    elif slides is None:
-        period = family.window_period
-        if family.local_rope:
-            period = fields.integer("sliding_window_pattern", default=period)
-        slides = tuple((layer + 1) % period != 0 for layer in range(layers))
-    if window is None and any(slides):
-        raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
-    return window, slides
-
-
-def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
-    """The field ``layer_types`` as flags, or None where it is absent."""
-    listed = fields.value("layer_types")
-    if listed is None:
-        return None
-    if not isinstance(listed, list) or any(str(kind) not in _SLIDES for kind in listed):
-        raise fields.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in _SLIDES)}")
-    if len(listed) != layers:
-        raise fields.error(
-            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
-        )
-    return tuple(_SLIDES[kind] for kind in listed)

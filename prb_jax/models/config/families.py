@@ -10,10 +10,16 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.fields import FieldReader
 
 ENCODERS = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
 :mod:`prb_jax.seams`."""
+
+
+Norms = tuple[tuple[str, str], ...]
+"""The norms of a layer in the order of the forward pass: ``input_norm`` and ``post_attention_norm`` around attention,
+``mlp_norm`` and ``post_mlp_norm`` around the mlp; each with its name in a file of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +28,26 @@ class Family:
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    bias: Literal["none", "qkv", "field"]
-    """Which linear layers of attention have a bias: those of q, k, v (``qkv``), as ``attention_bias`` says for q, k, v
-    and o (``field``), or none."""
-    windows: Literal["none", "every", "upper", "pattern"]
-    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or
-    every layer but each n-th."""
+    windows: Literal["none", "every", "upper", "unrotated", "pattern"]
+    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, by
+    ``use_sliding_window`` those without rope, or every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
-    mlp_bias_field: bool = False  # ``mlp_bias`` says whether gate, up and down have biases (else none)
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
+    qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
+    output_bias: bool | str = False  # the same of o
+    mlp_bias: bool | str = False  # the same of gate, up and down
+    qk_norm: Literal["head", "width"] | None = (
+        None  # RMSNorm of q and k before rope, by head or over all heads
+    )
+    norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
-    post_norms: bool = False
-    """Norms after attention and mlp, and attention scaled by ``query_pre_attn_scalar`` (Gemma since 2)."""
-    local_rope: bool = False  # sliding layers have their own rope
+    wide_norms: bool = False  # norms multiply by w in float32
+    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    interleaved_rope: bool = False  # pairs of rotated channels are neighbours
+    query_growth: bool = False  # queries grow with their position, by ``llama_4_scaling_beta`` of the rope
+    unrotated: Literal["none", "listed", "full"] = "none"
+    """Which layers have no rope: none, by ``no_rope_layers``, or the full layers beside sliding ones."""
+    fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
+    local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
@@ -45,6 +58,18 @@ class Family:
         return f"{body}ForCausalLM"
 
 
+_OUTPUT_NORMS: Norms = (
+    ("post_attention_norm", "post_attention_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_GEMMA_NORMS: Norms = (
+    ("input_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm"),
+    ("mlp_norm", "pre_feedforward_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_GLM_NORMS: Norms = (
+    ("input_norm", "input_layernorm"), ("post_attention_norm", "post_self_attn_layernorm"),
+    ("mlp_norm", "post_attention_layernorm"), ("post_mlp_norm", "post_mlp_layernorm"),
+)  # fmt: skip
+_BIAS = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 _SHARED = {
     "head_dim": None, "pad_token_id": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
 }  # fmt: skip
@@ -52,7 +77,17 @@ _QWEN = {
     "max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
 _GEMMA = {"max_position_embeddings": 8192, "head_dim": 256, "pad_token_id": 0, "tie_word_embeddings": True}
-_LATER_GEMMA = _GEMMA | {"num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_LATER_GEMMA = _GEMMA | {
+    "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_OLMO = {
+    "max_position_embeddings": 2048,
+    "num_key_value_heads": None,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-5,
+}
+_OLMO_FACTS: Mapping[str, Any] = {**_BIAS, "qk_norm": "width", "norms": _OUTPUT_NORMS, "wide_norms": True}
 
 
 def _family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
@@ -66,31 +101,116 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": _family(
             "Llama", {"max_position_embeddings": 2048, "num_key_value_heads": None},
-            bias="field", mlp_bias_field=True, windows="none",
+            **_BIAS, mlp_bias="mlp_bias", windows="none",
         ),
         "mistral": _family(
             "Mistral", {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "sliding_window": 4096},
-            bias="none", windows="every",
+            windows="every",
         ),
-        "qwen2": _family("Qwen2", _QWEN, bias="qkv", windows="upper"),
-        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, bias="field", windows="upper", qk_norm=True),
-        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, bias="field", windows="none", gemma=True),
+        "qwen2": _family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
+        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
+        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
         "gemma2": _family(
             "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-            bias="field", windows="pattern", window_period=2, gemma=True, post_norms=True,
+            **_BIAS, windows="pattern", window_period=2, gemma=True, norms=_GEMMA_NORMS,
             softcaps_attention=True, softcaps_vocabulary=True,
         ),
         "gemma3_text": _family(
             "Gemma3Text", _LATER_GEMMA,
             {
                 "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
-                "final_logit_softcapping": None,
+                "final_logit_softcapping": None, "sliding_window_pattern": 6,
             },
-            bias="field", windows="pattern", window_period=6, qk_norm=True, gemma=True, post_norms=True,
-            local_rope=True, softcaps_vocabulary=True,
+            **_BIAS, windows="pattern", qk_norm="head", gemma=True, norms=_GEMMA_NORMS,
+            local_theta="rope_local_base_freq", softcaps_vocabulary=True,
+        ),
+        "olmo2": _family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
+        "olmo3": _family(
+            "Olmo3", _OLMO, {"rope_theta": 500_000.0, "sliding_window": 4096},
+            **_OLMO_FACTS, windows="pattern", window_period=4, local_theta="rope_theta",
+        ),
+        "phi3": _family(
+            "Phi3",
+            {
+                "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_key_value_heads": None,
+                "pad_token_id": 32000, "rms_norm_eps": 1e-5, "sliding_window": None, "partial_rotary_factor": 1.0,
+            },
+            windows="every", fused=("qkv_proj", "gate_up_proj"), rope_types=("default", "longrope"),
+        ),
+        "smollm3": _family(
+            "SmolLM3",
+            {
+                "max_position_embeddings": 32768, "num_key_value_heads": 4, "pad_token_id": 128_004,
+                "rope_theta": 2_000_000.0, "sliding_window": None, "no_rope_layer_interval": 4,
+                "tie_word_embeddings": True,
+            },
+            **_BIAS, mlp_bias="mlp_bias", windows="unrotated", unrotated="listed",
+        ),
+        "ministral3": _family(
+            "Ministral3",
+            {
+                "max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 11,
+                "rms_norm_eps": 1e-5, "sliding_window": None,
+            },
+            windows="every", rope_types=("llama3", "yarn"), query_growth=True,
+        ),
+        "glm4": _family(
+            "Glm4",
+            {
+                "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "pad_token_id": 151_329,
+                "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "attention_bias": True,
+            },
+            qkv_bias="attention_bias", windows="none", norms=_GLM_NORMS, fused=("gate_up_proj",),
+            interleaved_rope=True,
+        ),
+        "seed_oss": _family(
+            "SeedOss",
+            {
+                "max_position_embeddings": 524_288, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 1,
+                "attention_bias": True,
+            },
+            qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", windows="none",
+        ),
+        "exaone4": _family(
+            "Exaone4",
+            {
+                "max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
+                "sliding_window": 4096, "sliding_window_pattern": 4,
+            },
+            windows="pattern", unrotated="full", qk_norm="head", norms=_OUTPUT_NORMS,
         ),
     }
 )  # fmt: skip
+
+
+_OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")
+# transformers' values for fields of "text_config" that Google's files leave out.
+_GEMMA3_SIZES = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}  # fmt: skip
+_GEMMA3_CLASSES = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
+}
+
+
+def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """The raw ``config.json`` of the text model in Gemma 3 with a vision tower; any other one as it is.
+
+    Raises:
+      CheckpointError: the text model is not described.
+    """
+    if raw.get("model_type") != "gemma3":
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise FieldReader(raw, where).error("text_config", "an object")
+    outer = {name: raw[name] for name in _OF_BOTH if name in raw}
+    names = [_GEMMA3_CLASSES.get(name, name) for name in raw.get("architectures") or ()]
+    image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
+    own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
+    return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}
 
 
 def is_encoder(raw: Mapping[str, Any]) -> bool:

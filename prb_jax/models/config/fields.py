@@ -23,6 +23,7 @@ attention_dropout hidden_dropout problem_type label2id pretraining_tp use_cache 
 output_hidden_states chunk_size_feed_forward bos_token_id eos_token_id sep_token_id decoder_start_token_id
 final_logit_softcapping attn_implementation _attn_implementation _attn_implementation_autoset use_sliding_window
 max_window_layers sliding_window_pattern _sliding_window_pattern rope_local_base_freq hidden_act hidden_activation
+resid_pdrop embd_pdrop residual_dropout
 """
 WITHOUT_EFFECT = frozenset(_BOOKKEEPING.split())
 
@@ -105,6 +106,13 @@ class FieldReader:
     def optional_number(self, name: str, *, default: float | None = None) -> float | None:
         """As :meth:`number`, but an explicit null is None, and so is an absent field without default."""
         return self.number(name, default=default) if self._given(name, default) else None
+
+    def numbers(self, name: str, *, count: int) -> tuple[float, ...]:
+        """A list of so many finite numbers above zero."""
+        values = self.value(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.error(name, f"a list of {count} numbers")
+        return tuple(FieldReader({name: value}, self.where, self.prefix).number(name) for value in values)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""

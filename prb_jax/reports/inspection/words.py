@@ -16,6 +16,7 @@ from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Steps
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.text_encoder import Pooling
+from prb_jax.models.rope import RopeConfig
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import TRAINED_VIEW, View, choose_view, read_trained_view
@@ -126,17 +127,28 @@ def attention(config: DecoderConfig) -> str:
         if sliding < layers:
             text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
     if config.qk_norm:
-        text += "; q and k normalised"
+        text += "; q and k normalised" + (" over all heads" if config.qk_norm == "width" else "")
     if config.attn_logit_softcapping:
         text += f"; logits capped at {config.attn_logit_softcapping:g}"
     return text
 
 
 def rope(config: DecoderConfig) -> str:
-    kinds = [rope for rope in config.rope if rope is not None]
-    factors = (f", factor {rope.factor:g}" if rope.factor != 1 else "" for rope in kinds)
-    texts = [f"{rope.rope_type}, theta {rope.theta:,.0f}{factor}" for rope, factor in zip(kinds, factors)]
-    return texts[0] if len(texts) == 1 else f"{texts[0]}; sliding layers {texts[1]}"
+    def told(rope: RopeConfig) -> str:
+        text = f"{rope.rope_type}, theta {rope.theta:,.0f}" + (
+            f", factor {rope.factor:g}" if rope.factor != 1 else ""
+        )
+        if rope.rotary_dim != config.head_dim:
+            text += f", {rope.rotary_dim} of {config.head_dim} channels"
+        if rope.query_growth:
+            text += f", queries grow every {rope.original_max_position_embeddings:,} tokens"
+        return text
+
+    full, sliding = config.rope
+    text = told(full) + (f"; sliding layers {told(sliding)}" if sliding is not None else "")
+    if unrotated := config.layer_rotates.count(False):
+        text += f"; {unrotated} of {config.num_hidden_layers} layers without"
+    return text
 
 
 def encoder_attention(config: EncoderConfig) -> str:

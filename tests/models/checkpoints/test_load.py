@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.errors import CheckpointError, MeshError
-from prb_jax.models.checkpoints.hf_map import flatten, ignored_reason, leaf_maps
+from prb_jax.models.checkpoints.hf_map import file_tensors, flatten, ignored_reason
 from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import FAMILIES, write_tiny_model
@@ -22,13 +22,9 @@ Tensors = dict[str, np.ndarray]
 
 
 def assert_holds(params: dict[str, Any], folder: Path, tensors: Tensors) -> None:
-    """Every leaf is the stack of its (transposed) tensors, bit for bit."""
-    leaves = flatten(params)
-    for leaf in leaf_maps(load_config(folder)):
-        values = [tensors[key].T if leaf.transposed else tensors[key] for key in leaf.file_keys]
-        expected = np.stack(values) if leaf.stacked else values[0]
-        loaded = np.asarray(leaves[leaf.path])
-        np.testing.assert_array_equal(loaded, expected.astype(loaded.dtype), err_msg=leaf.name)
+    """The leaves are the tensors' values, bit for bit."""
+    for name, value in file_tensors(flatten(params), load_config(folder)):
+        np.testing.assert_array_equal(value, tensors[name].astype(value.dtype), err_msg=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

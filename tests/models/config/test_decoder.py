@@ -72,10 +72,54 @@ OLD_FILES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 168,
     },
     "gemma-3-absent": {"model_type": "gemma3_text"},
+    "olmo-2": {"model_type": "olmo2", "rope_theta": 500000, "attention_bias": True},
+    "olmo-2-absent": {"model_type": "olmo2", "num_key_value_heads": None},
+    "olmo-3": {
+        "model_type": "olmo3", "rope_theta": 500000, "sliding_window": 512, "max_position_embeddings": 65536,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "olmo-3-absent": {"model_type": "olmo3"},
+    "phi-4": {"model_type": "phi3", "original_max_position_embeddings": 16384, "max_position_embeddings": 16384,
+        "rope_theta": 250000, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "sliding_window": None, "rope_scaling": None},
+    "phi-4-mini": {
+        "model_type": "phi3", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 131072, "sliding_window": 262144, "rope_theta": 10000.0, "rope_scaling": {
+            "type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1, 2, 4, 8, 16, 32],
+        },
+    },
+    "phi-3-absent": {"model_type": "phi3", "num_key_value_heads": None},
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1], "use_sliding_window": False},
+    "smollm3-absent": {"model_type": "smollm3"},
+    "glm-4": {"model_type": "glm4", "partial_rotary_factor": 0.5, "attention_bias": False, "head_dim": 32},
+    "glm-4-absent": {"model_type": "glm4"},
+    "seed-oss": {
+        "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": True, "residual_dropout": 0.1,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+    },
+    "exaone-4": {
+        "model_type": "exaone4", "num_key_value_heads": 2, "sliding_window": 512, "sliding_window_pattern": "LLLG",
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"], "rope_theta": 1000000,
+        "rope_scaling": LLAMA3_SCALING,
+    },
+    "exaone-4-small": {
+        "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None,
+        "layer_types": ["full_attention"] * 4,
+    },
+    "exaone-4-absent": {"model_type": "exaone4"},
+    "ministral-3": {
+        "model_type": "ministral3", "head_dim": 32, "rope_parameters": {
+            "type": "yarn", "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16384, "max_position_embeddings": 262144,
+        },
+    },
 }  # fmt: skip
 SAME_AS_IN_TRANSFORMERS = """
 model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
-rms_norm_eps max_position_embeddings num_labels pad_token_id tie_word_embeddings
+rms_norm_eps num_labels pad_token_id tie_word_embeddings
 """
 
 
@@ -90,6 +134,7 @@ def assert_rope_is(rope: RopeConfig, hf: Any, layer_type: str | None) -> None:
 
     parameters = hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
     assert rope.rope_type == parameters["rope_type"]
+    assert rope.query_growth == parameters.get("llama_4_scaling_beta", 0.0)
     assert rope.theta == parameters["rope_theta"]
     if rope.rope_type == "default":
         return
@@ -113,15 +158,26 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     assert config.final_logit_softcapping == getattr(hf, "final_logit_softcapping", None)
     assert config.mlp_bias == getattr(hf, "mlp_bias", False)
 
-    if config.model_type in ("llama", "gemma"):
+    # The angles of LongRoPE are other ones for longer conversations.
+    shorter = {rope.longest for rope in config.rope if rope is not None and rope.rope_type == "longrope"}
+    assert config.max_position_embeddings == min({hf.max_position_embeddings, *shorter})
+    if hasattr(hf, "no_rope_layers"):
+        assert config.layer_rotates == tuple(map(bool, hf.no_rope_layers))
+    elif config.model_type == "exaone4" and hf.sliding_window is not None:
+        assert config.layer_rotates == config.layer_windows
+    else:
+        assert all(config.layer_rotates)
+    if not hasattr(hf, "sliding_window"):
         assert config.sliding_window is None
         assert not any(config.layer_windows)
     else:
-        assert config.sliding_window == hf.sliding_window
+        assert config.sliding_window == (
+            hf.sliding_window if getattr(hf, "use_sliding_window", True) else None
+        )
         uniform = ["full_attention" if hf.sliding_window is None else "sliding_attention"]
-        types = uniform * hf.num_hidden_layers if config.model_type == "mistral" else hf.layer_types
+        types = uniform * hf.num_hidden_layers if not getattr(hf, "layer_types", None) else hf.layer_types
         assert config.layer_windows == tuple(kind == "sliding_attention" for kind in types)
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma3_text", "olmo3"):
         assert config.rope[1] is not None
         assert_rope_is(config.rope[0], hf, "full_attention")
         assert_rope_is(config.rope[1], hf, "sliding_attention")
@@ -158,13 +214,17 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
     # Structural flags are not in the file: they are compared with the modules that transformers builds.
     model = AutoModelForSequenceClassification.from_config(hf).model
     layer = model.layers[0]
-    assert config.attention_bias == (layer.self_attn.q_proj.bias is not None)
-    assert config.attention_output_bias == (layer.self_attn.o_proj.bias is not None)
-    assert config.mlp_bias == (layer.mlp.down_proj.bias is not None)
-    assert config.qk_norm == hasattr(layer.self_attn, "q_norm")
-    assert config.post_norms == hasattr(layer, "post_feedforward_layernorm")
+    names = {name for name, _ in layer.named_parameters()}
+    assert config.attention_bias == ("self_attn.q_proj.bias" in names)
+    assert config.attention_output_bias == ("self_attn.o_proj.bias" in names)
+    assert config.mlp_bias == ("mlp.down_proj.bias" in names)
+    assert set(config.fused) == {"qkv_proj", "gate_up_proj"} & {name.split(".")[1] for name in names}
+    q_norm = getattr(layer.self_attn, "q_norm", None)
+    size = {"head": config.head_dim, "width": config.num_attention_heads * config.head_dim, None: 0}
+    assert size[config.qk_norm] == (0 if q_norm is None else q_norm.weight.numel())
+    assert {hf for _, hf in config.norms} == {name.split(".")[0] for name in names if "layernorm" in name}
     assert config.attention_scale == layer.self_attn.scaling
-    assert config.norm_plus_one == (float(layer.input_layernorm.weight.detach().abs().max()) == 0.0)
+    assert config.norm_plus_one == (float(model.norm.weight.detach().abs().max()) == 0.0)
 
     # Norms round before they multiply, or after.
     norm = model.norm.bfloat16()
@@ -191,11 +251,24 @@ def test_unknown_fields_are_listed() -> None:
 ROPE, OF_LAYERS = "rope_scaling", "rope_parameters"
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
+    (
+        {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "num_experts": 8,
+            "norm_topk_prob": True,
+        },
+        r"'qwen3_moe' \(Qwen3MoeForCausalLM\)\. The nearest known family is 'qwen3', which does not read "
+        r"norm_topk_prob, num_experts\. Supported",
+    ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
     ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
-    ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
+    (
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
+        "'text_config' is missing",
+    ),
     ({ROPE: {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
     ({OF_LAYERS: {"rope_type": "longrope"}}, "'rope_parameters.rope_type'.*longrope"),
     ({ROPE: LINEAR | {"rope_type": "llama3"}}, "'rope_scaling.type'"),
@@ -236,6 +309,20 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ({"model_type": "gemma3_text", OF_LAYERS: {"rope_theta": 1e6}}, "full_attention"),
     ({"model_type": "gemma3_text", ROPE: LINEAR}, "'rope_scaling.rope_type' is missing"),
+    ({"model_type": "phi3", ROPE: LINEAR}, "'rope_scaling.type'.*default, longrope"),
+    (
+        {"model_type": "phi3", ROPE: {"type": "longrope", "short_factor": [1.0]}},
+        "'rope_scaling.short_factor'.*8 numb",
+    ),
+    (
+        {"model_type": "phi3", "partial_rotary_factor": 1.5},
+        "even head_dim, found 16 times partial_rotary_factor 1.5",
+    ),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "'no_rope_layers'.*4 entries"),
+    ({"model_type": "ministral3", ROPE: LINEAR}, "'rope_scaling.type'.*llama3, yarn"),
+    ({"model_type": "ministral3"}, "'rope_parameters.rope_type' is missing"),
+    ({"model_type": "ministral3", ROPE: LLAMA3_SCALING}, "'rope_scaling.llama_4_scaling_beta' is missing"),
+    ({"model_type": "olmo3", "rope_theta": 10000.0}, "'rope_theta': expected 500000, or a theta for each"),
     (
         {"model_type": "gemma3_text", OF_LAYERS: {"sliding_attention": {"rope_type": "dynamic"}}},
         "'rope_parameters.sliding_attention.rope_type'",

@@ -124,7 +124,7 @@ def test_bos_tokens_are_counted_and_one_that_opens_every_turn_is_no_fault(tmp_pa
     (32, "0000", "full"),
 ])  # fmt: skip
 def test_which_layers_slide(folder: Path, window: int, slides: str, said: str) -> None:
-    changes = {"num_hidden_layers": 4, "sliding_window": window, "qk_norm": False}
+    changes = {"num_hidden_layers": 4, "sliding_window": window, "qk_norm": None}
     windows = tuple(digit == "1" for digit in slides)
     assert attention(replace(load_config(folder), **changes, layer_windows=windows)) == said
 

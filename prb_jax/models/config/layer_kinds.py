@@ -1,0 +1,96 @@
+"""Which layers of a decoder see only a sliding window, and which turn queries and keys by their positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prb_jax.models.config.families import Family
+from prb_jax.models.config.fields import FieldReader
+
+_SLIDES = {"full_attention": False, "sliding_attention": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKinds:
+    """What differs between the layers of a decoder."""
+
+    window: int | None  # in tokens, of sliding layers; None where there is none
+    slides: tuple[bool, ...]  # for each layer, whether it attends to the window only
+    rotates: tuple[bool, ...]  # for each layer, whether it has a rotary embedding
+
+
+def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKinds:
+    """Read what differs between layers.
+
+    Raises:
+      CheckpointError: a list of another length or with unknown entries, or sliding layers without a window.
+    """
+    rotates = (True,) * layers
+    if family.unrotated == "listed":
+        rotates = _listed_rotations(fields, family, layers=layers)
+    if family.windows == "none":
+        return LayerKinds(window=None, slides=(False,) * layers, rotates=rotates)
+    window, slides = _windows(fields, family, rotates=rotates)
+    if family.unrotated == "full" and window is not None:
+        rotates = slides
+    return LayerKinds(window=window, slides=slides, rotates=rotates)
+
+
+def _windows(
+    fields: FieldReader, family: Family, *, rotates: tuple[bool, ...]
+) -> tuple[int | None, tuple[bool, ...]]:
+    default, layers = family.defaults["sliding_window"], len(rotates)
+    window = fields.optional_integer("sliding_window", default=default)
+    if family.windows in ("upper", "unrotated") and not fields.flag("use_sliding_window", default=False):
+        window = None
+    slides = _listed_windows(fields, layers=layers)
+
+    if family.windows == "every":
+        uniform = (window is not None,) * layers
+        if slides is not None and slides != uniform:
+            # transformers warns and then ignores the list for this family.
+            kind = "sliding_attention" if window is not None else "full_attention"
+            raise fields.error(
+                "layer_types", f"'{kind}' for every layer (as sliding_window says), or no such field"
+            )
+        return window, uniform
+    if slides is None and family.windows == "unrotated":
+        slides = tuple(window is not None and not turned for turned in rotates)
+    elif slides is None and family.windows == "upper":
+        first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
+        slides = tuple(window is not None and layer >= first for layer in range(layers))
+    elif slides is None and window is None and family.unrotated == "full":
+        slides = (False,) * layers
+    elif slides is None:
+        period = family.window_period or fields.integer(
+            "sliding_window_pattern", default=family.defaults["sliding_window_pattern"]
+        )
+        slides = tuple((layer + 1) % period != 0 for layer in range(layers))
+    if window is None and any(slides):
+        raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
+    return window, slides
+
+
+def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
+    """The field ``layer_types`` as flags, or None where it is absent."""
+    listed = fields.value("layer_types")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or any(str(kind) not in _SLIDES for kind in listed):
+        raise fields.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in _SLIDES)}")
+    if len(listed) != layers:
+        raise fields.error(
+            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
+        )
+    return tuple(_SLIDES[kind] for kind in listed)
+
+
+def _listed_rotations(fields: FieldReader, family: Family, *, layers: int) -> tuple[bool, ...]:
+    """The field ``no_rope_layers``, in which 1 is a layer with rope; where it is absent each n-th layer has none."""
+    listed = fields.value("no_rope_layers")
+    period = fields.integer("no_rope_layer_interval", default=family.defaults["no_rope_layer_interval"])
+    if listed is None:
+        return tuple((layer + 1) % period != 0 for layer in range(layers))
+    if not isinstance(listed, list) or len(listed) != layers or any(flag not in (0, 1) for flag in listed):
+        raise fields.error("no_rope_layers", f"a list of 0 and 1 with {layers} entries (num_hidden_layers)")
+    return tuple(map(bool, listed))
