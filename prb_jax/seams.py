@@ -80,7 +80,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
-    "models": {"soft prompts": "prb_jax.personal.prompts:load_prompts"},
+    "models": {
+        "adapter": "prb_jax.models.checkpoints.adapter_folder:adapted_folder",
+        "adapted weights": "prb_jax.models.checkpoints.adapter_folder:index_adapted",
+        "soft prompts": "prb_jax.personal.prompts:load_prompts",
+    },
     "projections": {
         "add": "prb_jax.models.lora:add_arrays",
         "adapted": "prb_jax.models.lora:adapted_project",

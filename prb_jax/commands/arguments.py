@@ -17,7 +17,7 @@ from prb_jax.scoring import HISTORY
 Options = TypeVar("Options")
 Result = TypeVar("Result")
 
-REWARD_MODEL = "revision tokenizer chat_template readout"
+REWARD_MODEL = "revision base tokenizer chat_template readout"
 """How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
 
 _FEW_VERBS = 12  # so many are named where another one was asked for

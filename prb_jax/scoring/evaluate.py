@@ -67,6 +67,7 @@ def evaluate(
     mesh: str | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | Path | None = None,
     tokenizer: str | Path | Any = None,
     chat_template: str | None = None,
     readout: str | None = None,
@@ -111,7 +112,7 @@ def evaluate(
       subset: Name of the subset of named data that is read.
       limit: Most comparisons of each named source. For testing only.
       seed: Seed for bootstrap intervals of benchmark scores, and for the other users of "swap".
-      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: Options of `prb_jax.load`, if
+      mesh, dtype, revision, base, tokenizer, chat_template, readout, quantize, attention: Options of `prb_jax.load`, if
         `model` is a name. A module uses `mesh`, `tokenizer` (a folder, hub id or transformers tokenizer, required) and
         `chat_template`.
       batch_tokens: Tokens computed at a time; chosen from the model and the device if not given.
@@ -198,7 +199,7 @@ def _check_processes(model: Model, inputs: Inputs, options: EvaluateOptions) -> 
             "verb": "evaluate",
             **{key.rpartition(".")[2]: chosen[key] for key in known if known[key].effect == "result"},
             "data": inputs.to_json(whole=False),
-            "model": model_contents(model, options.loading.revision),
+            "model": model_contents(model, options.loading),
             "versions": computing_versions(plain=False),
         }
     )

@@ -82,6 +82,7 @@ def load(
     mesh: str | Mesh | None = ...,
     dtype: str | None = ...,
     revision: str | None = ...,
+    base: str | Path | None = ...,
     chat_template: str | None = ...,
     readout: str | None = ...,
     tokenizer: str | Path | None = ...,
@@ -94,6 +95,7 @@ def load(
     mesh: str | Mesh | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | Path | None = None,
     chat_template: str | None = None,
     readout: str | None = None,
     tokenizer: str | Path | None = None,
@@ -103,16 +105,17 @@ def load(
     """Load a reward model from a Hugging Face folder or hub id, or a fitted method of personalisation.
 
     Args:
-      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
-        as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
-        `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
-        that `prb personalise` wrote for a method gives a
+      model: folder with ``config.json``, safetensors and tokenizer files; folder of a PEFT adapter; or a hub id. The
+        name of a baseline, as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or
+        "plugin:NAME" (see `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no
+        options. A folder that `prb personalise` wrote for a method gives a
         :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
         (bfloat16 for float16 ones).
       revision: branch, tag or commit of a hub id.
+      base: base model of a PEFT adapter, if it is another one than the adapter's `base_model_name_or_path`.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
       readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
@@ -230,12 +233,14 @@ def with_history(
     return {**scorers, **adapted}
 
 
-def model_contents(model: Model, revision: str | None) -> Any:
+def model_contents(model: Model, loading: LoadOptions) -> Any:
     """Return what the scores of a model by name come from, JSON-ready and without loading it; None for an object."""
     if not isinstance(model, str | Path):
         return None
     kind = _kind_of(model)
-    return describe(locate(model, revision=revision)) if kind is None else kind.contents(str(model))
+    if kind is not None:
+        return kind.contents(str(model))
+    return describe(locate(model, revision=loading.revision, base=loading.base))
 
 
 def has_no_weights(model: str | Path) -> bool:

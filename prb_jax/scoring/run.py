@@ -224,7 +224,7 @@ def check_same_choices(
             "data": None if inputs is None else inputs.to_json(whole=False),
             "models": {
                 what: {
-                    "contents": model_contents(model, loading.revision),
+                    "contents": model_contents(model, loading),
                     **{name: str(getattr(loading, name)) for name in alike},
                 }
                 for what, (model, loading) in asked.items()

@@ -184,7 +184,7 @@ def load_params(
         ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool,
         ThreadPoolExecutor(1, thread_name_prefix="check") as aside,
     ):
-        checked = aside.submit(check_exported, index.folder)
+        checked = aside.submit(check_exported, index.files[0].parent)
         if isinstance(config, DecoderConfig):
             check_tied_embeddings(index, config, reader=reader)
         # The largest first: while its shard is handed over there is little else in memory.

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.locate import ADAPTER
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
 from prb_jax.records.reading import read_object
-from prb_jax.seams import BUILTIN
+from prb_jax.seams import BUILTIN, get
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -32,6 +34,16 @@ _BLOCK_BYTES = 2 << 20
 _STRIP_ROWS = 16
 
 
+class Update(Protocol):
+    """Computes slices of a tensor whose values are not those of its file."""
+
+    def __call__(
+        self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
+    ) -> None:
+        """Fill `out`, as :meth:`SliceReader.read` does."""
+        ...
+
+
 @dataclass(frozen=True)
 class WeightIndex:
     """All tensors of a model folder."""
@@ -39,6 +51,9 @@ class WeightIndex:
     folder: Path
     files: tuple[Path, ...]  # its weight files, in the order of their names
     tensors: Mapping[str, TensorInfo]  # every tensor by name
+    updates: Mapping[str, Update] = field(
+        default_factory=dict
+    )  # of tensors that are computed as they are read
 
 
 def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
@@ -60,6 +75,8 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
         raise CheckpointError(
             f"{folder}: expected a model folder, found {'a file' if folder.exists() else 'nothing'}"
         )
+    if (folder / ADAPTER).is_dir():
+        return get("models", "adapted weights").value(folder, side_files)
     index = _index_weights(folder, [name for name, _ in side_files])
     files, tensors = list(index.files), dict(index.tensors)
     for name, prefix in side_files:
@@ -142,20 +159,29 @@ class SliceReader:
             self._descriptors.clear()
 
     def read_into(self, out: np.ndarray, name: str, region: tuple[slice, ...]) -> None:
+        """Fill ``out`` with a region of the tensor of this name; see :meth:`read`."""
+        self.read(out, self._index.tensors[name], region, self._index.updates.get(name))
+
+    def read(
+        self, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...], update: Update | None = None
+    ) -> None:
         """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
 
         Args:
           out: any strides (a transposed view will do), of the region's shape; one or two axes.
-          name: the tensor.
+          tensor: to be read.
           region: one slice with step 1 for each axis of the tensor.
+          update: computes the values, if they are not those of the file.
 
         Raises:
           CheckpointError: the tensor's values are not floating-point numbers, or the file got shorter.
         """
-        tensor = self._index.tensors[name]
+        if update is not None:
+            update(self, out, tensor, region)
+            return
         if tensor.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
-                f"{tensor.path}: tensor '{name}': expected floating-point weights, found {tensor.dtype} "
+                f"{tensor.path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype} "
                 "(quantised weights are not supported)"
             )
         dtype = FLOAT_DTYPES[tensor.dtype]

@@ -32,6 +32,12 @@ class LoadOptions:
         choices=ATTENTIONS,
     )
     revision: str | None = option(None, "branch, tag or commit on the hub", "R", effect="contents")
+    base: str | Path | None = option(
+        None,
+        "base model of a PEFT adapter: a folder or hub id (default: the one that the adapter names)",
+        "BASE",
+        effect="contents",
+    )
     tokenizer: str | Path | None = option(
         None, "folder or hub id of the tokenizer (default: the model's)", "T", effect="contents"
     )

@@ -157,7 +157,11 @@ def open_model(
 
 
 def _located(model: str | Path | ModelFolder, options: LoadOptions) -> ModelFolder:
-    return model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    return (
+        model
+        if isinstance(model, ModelFolder)
+        else locate(model, revision=options.revision, base=options.base)
+    )
 
 
 def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:

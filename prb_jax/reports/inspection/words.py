@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prb_jax.errors import counted, listed, quote
+from prb_jax.models.checkpoints.adapter_folder import describe_adapter
 from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
@@ -32,6 +33,7 @@ def model_facts(
     """What it is."""
     return {
         "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
+        **({"adapter": adapter} if (adapter := describe_adapter(folder.path)) else {}),
         "architecture": ", ".join(config.architectures) or config.model_type,
         "parameters": f"{weights.parameters:,}",
     }
