@@ -101,6 +101,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "module": "prb_jax.scoring.module_model:load_module",
         "server": "prb_jax.scoring.remote.score_server:open_remote",
         "class server": "prb_jax.scoring.remote.score_server:open_class_server",
+        "implicit rewards": "prb_jax.scoring.implicit:load_implicit",
         "fitted method": "prb_jax.study.embedder:load_personalised",
     },
     "sources": {

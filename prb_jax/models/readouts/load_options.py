@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
+from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS, Together
 from prb_jax.records.options import option
 
 if TYPE_CHECKING:
@@ -50,6 +50,26 @@ class LoadOptions:
         "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
         "NAME",
     )
+    reference: str | Path | None = option(
+        None,
+        "the model from which a policy was trained by DPO: rewards are beta (log p_policy - log p_reference)",
+        "BASE",
+        effect="contents",
+    )
+    beta: float = option(0.1, "with --reference or --reference-free: factor of the rewards", "B", above=0)
+    reference_free: bool = option(
+        False, "rewards of a policy are beta log p_policy alone, without a reference"
+    )
+    logprobs: Together = option(
+        "sum",
+        "with --reference-free: the log-probabilities of a response's tokens as their sum, average, or negative "
+        "Euclidean norm, as in RewardBench",
+    )
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether a policy's implicit rewards are asked for, rather than a reward model."""
+        return bool({"reference", "beta", "reference_free", "logprobs"} & self.given.keys())
 
     @property
     def devices(self) -> LoadOptions:
