@@ -83,6 +83,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "models": {
         "adapter": "prb_jax.models.checkpoints.adapter_folder:adapted_folder",
         "adapted weights": "prb_jax.models.checkpoints.adapter_folder:index_adapted",
+        "as stored": "prb_jax.models.checkpoints.as_stored:as_stored",
         "soft prompts": "prb_jax.personal.prompts:load_prompts",
     },
     "projections": {

@@ -45,6 +45,7 @@ BEHIND_SEAMS = (
     "prb_jax.models.attention.first_use",
     "prb_jax.models.attention.stream_kernel",
     "prb_jax.models.checkpoints.adapter_folder",
+    "prb_jax.models.checkpoints.as_stored",
     "prb_jax.platform.storage",
     "prb_jax.models.checkpoints.encoder_folder",
     "prb_jax.models.checkpoints.fill_quantized",

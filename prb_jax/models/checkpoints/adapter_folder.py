@@ -382,6 +382,7 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
         files,
         {**base.tensors, **whole},
         {name: update for name, update in updates.items() if name not in whole},
+        base.told,
     )
 
 

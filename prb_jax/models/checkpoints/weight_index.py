@@ -7,6 +7,7 @@ peak memory while loading has a bound. Only the bytes of the slice are read.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.locate import ADAPTER
-from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, READ_DTYPES, TensorInfo, read_tensors
 from prb_jax.records.reading import read_object
 from prb_jax.seams import BUILTIN, get
 
@@ -28,6 +29,8 @@ TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
+SCALE = "_scale_inv"  # after the name of a matrix of FP8
+_AS_STORED = re.compile(rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$)")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
 # Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
@@ -51,9 +54,9 @@ class WeightIndex:
     folder: Path
     files: tuple[Path, ...]  # its weight files, in the order of their names
     tensors: Mapping[str, TensorInfo]  # every tensor by name
-    updates: Mapping[str, Update] = field(
-        default_factory=dict
-    )  # of tensors that are computed as they are read
+    # computes the values of tensors that are not those of the files
+    updates: Mapping[str, Update] = field(default_factory=dict)
+    told: tuple[str, ...] = ()  # what is read otherwise than it is stored
 
 
 def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
@@ -84,7 +87,8 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
         if path.exists() and path not in files:
             files.append(path)
             _add_tensors(tensors, path, prefix)
-    return WeightIndex(folder, tuple(files), tensors)
+    found = WeightIndex(folder, tuple(files), tensors)
+    return get("models", "as stored").value(found) if any(map(_AS_STORED.match, tensors)) else found
 
 
 def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
@@ -179,12 +183,12 @@ class SliceReader:
         if update is not None:
             update(self, out, tensor, region)
             return
-        if tensor.dtype not in FLOAT_DTYPES:
+        if tensor.dtype not in READ_DTYPES:
             raise CheckpointError(
                 f"{tensor.path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype} "
                 "(quantised weights are not supported)"
             )
-        dtype = FLOAT_DTYPES[tensor.dtype]
+        dtype = READ_DTYPES[tensor.dtype]
         bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
         if len(bounds) == 1:
             bounds, out = [(0, 1, 1), *bounds], out[None]

@@ -61,7 +61,8 @@ def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, s
 def files_fact(weights: LoadReport) -> dict[str, str]:
     """Its files, and the tensors that are used."""
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
-    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}"}
+    told = {"read otherwise": "\n".join(weights.told)} if weights.told else {}
+    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}", **told}
 
 
 def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:
