@@ -44,6 +44,7 @@ BEHIND_SEAMS = (
     "prb_jax.models.attention.cudnn",
     "prb_jax.models.attention.first_use",
     "prb_jax.models.attention.stream_kernel",
+    "prb_jax.models.checkpoints.adapter_config",
     "prb_jax.models.checkpoints.adapter_folder",
     "prb_jax.models.checkpoints.as_stored",
     "prb_jax.platform.storage",

@@ -250,6 +250,8 @@ def open_embedder(
     """
     if str(model).startswith("baseline:"):
         raise RunError(f"{model}: has no features; expected the folder or hub id of a model")
+    if options.is_implicit:
+        raise RunError("reference, beta, reference_free, logprobs: features have no reward: leave them out")
     folder = locate(model, revision=options.revision, base=options.base)
     raw = read_raw_config(folder.path)
     classes = set(raw.get("architectures") or ())

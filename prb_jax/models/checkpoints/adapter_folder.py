@@ -7,133 +7,32 @@ other: sharded, quantised, inspected. Names and rules are as in PEFT (https://gi
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prb_jax.errors import CheckpointError, listed, quote
+from prb_jax.models.checkpoints.adapter_config import AdapterConfig, read_adapter_config
 from prb_jax.models.checkpoints.locate import ADAPTER, ADAPTER_CONFIG, BASE, locate
-from prb_jax.models.checkpoints.weight_file import TensorInfo, read_tensors
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, Update, WeightIndex, index_folder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
+from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY
 from prb_jax.records.reading import read_object
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _FACTORS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 _NOT_LINKED = ("config.json", "model", "pytorch_model", "adapter_", "training_args")
-_LONGEST_PATTERN = 2_000  # characters of a regular expression
 _TOKENIZER = re.compile(
     r"(tokenizer|vocab|merges|special_tokens_map|added_tokens|chat_template|spiece|sentencepiece).*|.*\.model"
 )
-# Fields of `adapter_config.json` that change no score of a trained adapter.
-_NEUTRAL = frozenset(
-    [
-        "task_type",
-        "auto_mapping",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "lora_dropout",
-        "layers_pattern",
-        "megatron_core",
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-        "qalora_group_size",
-        "runtime_config",
-        "ensure_weight_tying",
-    ]
-)
-_FOLLOWED = frozenset(
-    [
-        "r",
-        "lora_alpha",
-        "use_rslora",
-        "use_dora",
-        "rank_pattern",
-        "alpha_pattern",
-        "target_modules",
-        "exclude_modules",
-        "layers_to_transform",
-        "modules_to_save",
-        "bias",
-        "init_lora_weights",
-        "peft_type",
-    ]
-)
-_STARTS = (
-    True,
-    False,
-    None,
-    "gaussian",
-    "eva",
-    "orthogonal",
-)  # starts of A and B that leave the base as it is
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
-    """The fields of `adapter_config.json` that decide scores, named as there."""
-
-    where: str  # the file, for messages
-    r: int
-    lora_alpha: float
-    use_rslora: bool = False
-    use_dora: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    target_modules: str | tuple[str, ...] = ()
-    modules_to_save: tuple[str, ...] = ()
-    bias: str = "none"
-    task_type: str | None = None
-    complete: bool = True  # every module that `target_modules` names is adapted
-
-    def rank(self, module: str) -> int:
-        """The rank of a module's update."""
-        return int(_by_pattern(self.rank_pattern, module, self.r))
-
-    def scale(self, module: str) -> float:
-        """The factor of a module's update: alpha / r, of rsLoRA alpha / sqrt(r)."""
-        alpha, rank = _by_pattern(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-    def targets(self, module: str) -> bool:
-        """Tell whether `target_modules` names a module."""
-        if self.target_modules == "all-linear":
-            return True
-        if isinstance(self.target_modules, str):
-            return re.fullmatch(self.target_modules, module) is not None
-        return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
-
-    def saves(self, tensor: str) -> bool:
-        """Tell whether a whole tensor may stand in the adapter in place of the base's."""
-        module, _, kind = tensor.rpartition(".")
-        if kind == "bias" and (self.bias == "all" or (self.bias == "lora_only" and self.targets(module))):
-            return True
-        heads = ("score", "classifier") if self.task_type == "SEQ_CLS" else ()
-        names = "|".join(re.escape(one) for one in (*self.modules_to_save, *heads))
-        saved = bool(names) and re.match(rf".*({names})($|\.)", module) is not None
-        return saved or tensor in (
-            EMBEDDING_KEY,
-            OUTPUT_EMBEDDING_KEY,
-        )  # PEFT saves them where the vocabulary grew
-
-
-def _by_pattern(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first key, a regular expression of the end of a module's name, that a module has."""
-    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(found, default)
 
 
 def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
@@ -149,15 +48,23 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
     Raises:
       CheckpointError: a field or a tensor that is not followed, or a base that cannot be found.
     """
-    raw, config = _read_config(adapter)
-    named = raw.get("base_model_name_or_path")
-    if base is None and not (isinstance(named, str) and named):
+    config, revision = read_adapter_config(adapter), None
+    if base is None and config.base is None:
         raise CheckpointError(
             f"{config.where}: names no base_model_name_or_path: name the base model with --base"
         )
-    revision = raw.get("revision") if base is None and not Path(str(named)).expanduser().is_dir() else None
+    if base is None and not Path(str(config.base)).expanduser().is_dir():
+        revision = config.revision
+    below, seen = Path(str(base or config.base)).expanduser(), {adapter.resolve()}
+    while (below / ADAPTER_CONFIG).is_file():
+        if below.resolve() in seen:
+            raise CheckpointError(
+                f"{config.where}: adapters name each other as their base: expected a whole model"
+            )
+        seen.add(below.resolve())
+        below = Path(read_adapter_config(below).base or "").expanduser()
     try:
-        below = locate(named if base is None else base, revision=revision).path
+        below = locate(str(base or config.base), revision=revision).path
     except CheckpointError as error:
         raise CheckpointError(
             f"{config.where}: the base model of this adapter cannot be opened: {error}; name another with --base"
@@ -190,6 +97,11 @@ def _views() -> str:
 def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The base's `config.json`, with the head and the vocabulary of the adapter."""
     raw: dict[str, Any] = read_object(base / "config.json", error=CheckpointError, finite=False)
+    for name in saved.keys() & {EMBEDDING_KEY, HEAD_KEY}:
+        if len(saved[name].shape) != 2:
+            raise CheckpointError(
+                f"{saved[name].path}: tensor '{name}': expected a matrix, found shape {list(saved[name].shape)}"
+            )
     if EMBEDDING_KEY in saved:
         raw["vocab_size"] = saved[EMBEDDING_KEY].shape[0]
     family = FAMILIES.get(str(raw.get("model_type")))
@@ -198,7 +110,8 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
         if raw.get("architectures") != [family.architecture]:
             raw["architectures"] = [family.architecture]
             raw.pop("num_labels", None)
-        if len(raw.get("id2label") or "ab") != count:
+        labels = raw.get("id2label")
+        if not isinstance(labels, Mapping) or len(labels) != count:
             raw["id2label"] = {str(number): f"LABEL_{number}" for number in range(count)}
             raw["label2id"] = {f"LABEL_{number}": number for number in range(count)}
     return raw
@@ -208,89 +121,13 @@ def describe_adapter(folder: Path) -> str:
     """Return an adapter and its base in words; "" for a folder that is no adapter's."""
     if not (folder / ADAPTER).is_dir():
         return ""
-    _, config = _read_config(folder / ADAPTER)
+    config = read_adapter_config(folder / ADAPTER)
     kind = "DoRA" if config.use_dora else "rsLoRA" if config.use_rslora else "LoRA"
     factors, saved = _tensors(folder / ADAPTER, config)
     ranks = sorted({config.rank(module) for module in factors})
     whole = f"; whole tensors: {listed(sorted(_whole_tensors(saved)))}" if saved else ""
     base = os.readlink(folder / BASE)
     return f"{kind} of rank {', '.join(map(str, ranks))} on {len(factors)} matrices of {base}{whole}"
-
-
-def _read_config(adapter: Path) -> tuple[dict[str, Any], AdapterConfig]:
-    where = adapter / ADAPTER_CONFIG
-    raw = read_object(where, error=CheckpointError)
-
-    def wrong(name: str, expected: str) -> CheckpointError:
-        return CheckpointError(f"{where}: field '{name}': expected {expected}, found {quote(raw.get(name))}")
-
-    if raw.get("peft_type") != "LORA":
-        raise wrong(
-            "peft_type", "LORA: other adapters are not followed; merge it into its base with PEFT first"
-        )
-    for name, value in raw.items():
-        if name not in _NEUTRAL | _FOLLOWED and value not in (None, False, {}, [], ""):
-            if name != "fan_in_fan_out" and name != "megatron_config":
-                raise wrong(
-                    name, "none: it is not followed here; merge the adapter into its base with PEFT first"
-                )
-            raise wrong(name, "none: it is not followed here")
-    if raw.get("init_lora_weights", True) not in _STARTS:
-        raise wrong(
-            "init_lora_weights", "a start that leaves the base as it is; convert the adapter with PEFT first"
-        )
-
-    def number(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise wrong(name, "a number above 0")
-        return value
-
-    def texts(name: str) -> tuple[str, ...]:
-        value = raw.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise wrong(name, "a list of names")
-        return tuple(value)
-
-    def pattern(name: str) -> dict[str, float]:
-        value = raw.get(name) or {}
-        if not isinstance(value, Mapping):
-            raise wrong(name, "an object")
-        return {_regular(key, name, wrong): number(name, one) for key, one in value.items()}
-
-    targets = raw.get("target_modules")
-    if raw.get("bias", "none") not in ("none", "all", "lora_only"):
-        raise wrong("bias", "none, all or lora_only")
-    rank = number("r", raw.get("r", 8))
-    if rank != int(rank):
-        raise wrong("r", "a whole number")
-    config = AdapterConfig(
-        where=str(where),
-        r=int(rank),
-        lora_alpha=number("lora_alpha", raw.get("lora_alpha", 8)),
-        use_rslora=bool(raw.get("use_rslora")),
-        use_dora=bool(raw.get("use_dora")),
-        rank_pattern={key: int(value) for key, value in pattern("rank_pattern").items()},
-        alpha_pattern=pattern("alpha_pattern"),
-        target_modules=(
-            _regular(targets, "target_modules", wrong)
-            if isinstance(targets, str)
-            else texts("target_modules")
-        ),
-        modules_to_save=texts("modules_to_save"),
-        bias=raw.get("bias", "none"),
-        task_type=raw.get("task_type"),
-        complete=not (raw.get("layers_to_transform") or raw.get("exclude_modules"))
-        and targets != "all-linear",
-    )
-    return raw, config
-
-
-def _regular(text: str, name: str, wrong: Callable[[str, str], CheckpointError]) -> str:
-    try:
-        re.compile(text if len(text) <= _LONGEST_PATTERN else "(")
-    except re.error:
-        raise wrong(name, f"regular expressions of at most {_LONGEST_PATTERN:,} characters") from None
-    return text
 
 
 def _tensors(
@@ -332,6 +169,11 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
         )
     if not config.targets(module):
         raise CheckpointError(f"{path}: module '{module}': is not among target_modules of {config.where}")
+    for tensor in parts.values():
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype}"
+            )
     shapes = (parts["lora_A.weight"].shape, parts["lora_B.weight"].shape)
     rank = config.rank(module)
     if [len(shape) for shape in shapes] != [2, 2] or (shapes[0][0], shapes[1][1]) != (rank, rank):
@@ -353,7 +195,7 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
         shape.
     """
     base, adapter = index_folder(Path(os.readlink(folder / BASE)), side_files=side_files), folder / ADAPTER
-    _, config = _read_config(adapter)
+    config = read_adapter_config(adapter)
     factors, saved = _tensors(adapter, config)
     updates: dict[str, Update] = dict(base.updates)
     for module, parts in factors.items():
@@ -367,9 +209,11 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
                 f"{list(shape)}, found {found}: name the base model of this adapter with --base"
             )
         updates[name] = _LowRank(
-            *(parts.get(part) for part in _FACTORS),
+            a=parts["lora_A.weight"],
+            b=parts["lora_B.weight"],
+            magnitude=parts.get("lora_magnitude_vector"),
             scale=config.scale(module),
-            before=updates.get(name),  # pyright: ignore
+            before=updates.get(name),
         )
     if config.complete:
         _check_complete(base.tensors.values(), factors, config)
@@ -407,7 +251,7 @@ def _check_complete(tensors: Iterable[TensorInfo], factors: Mapping[str, Any], c
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _LowRank:
     """W + scale * B A, and of DoRA its rows scaled to the lengths of the magnitude vector."""
 

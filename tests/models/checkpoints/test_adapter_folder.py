@@ -12,7 +12,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.cli import main
-from prb_jax.models.checkpoints.adapter_folder import AdapterConfig
+from prb_jax.models.checkpoints.adapter_config import AdapterConfig
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 from tests.tiny_policies import VOCABULARY, write_policy
@@ -188,9 +188,18 @@ def test_another_base_is_refused(adapted, copy, tmp_path):
         prb.load(copy, base=other)
     with pytest.raises(prb.CheckpointError, match="base is for a PEFT adapter, which this is not"):
         prb.load(adapted.base, base=other)
+    with pytest.raises(prb.CheckpointError, match="adapters name each other as their base"):
+        prb.load(copy, base=copy)
     (copy / "adapter_model.safetensors").unlink()
     with pytest.raises(prb.CheckpointError, match=r"expected adapter_model\.safetensors"):
         prb.load(copy)
+
+
+def test_the_base_may_be_an_adapter_too(adapted, copy):
+    below = prb.load(adapted.folder).score(COMPARISONS[0])
+    twice = prb.load(change(copy, base_model_name_or_path=str(adapted.folder))).score(COMPARISONS[0])
+    assert np.isfinite(twice).all()
+    assert np.abs(twice - below).min() > 1e-3
 
 
 def test_scales_and_targets_are_named_as_in_peft():
