@@ -103,6 +103,9 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "open": "prb_jax.records.sources.large:open_large",
     },
     "models": {
+        "adapter": "prb_jax.models.checkpoints.adapter_folder:adapted_folder",
+        "adapted weights": "prb_jax.models.checkpoints.adapter_folder:index_adapted",
+        "as stored": "prb_jax.models.checkpoints.as_stored:as_stored",
         "module": "prb_jax.models.readouts.module:reward_module",
         "named readout": "prb_jax.models.readouts.named:named_row",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",
@@ -142,6 +145,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "module": "prb_jax.scoring.module_model:load_module",
         "server": "prb_jax.scoring.remote.score_server:open_remote",
         "class server": "prb_jax.scoring.remote.score_server:open_class_server",
+        "implicit rewards": "prb_jax.scoring.implicit:load_implicit",
         "fitted method": "prb_jax.study.embedder:load_personalised",
     },
     "sources": {

@@ -17,8 +17,14 @@ from prb_jax.scoring import HISTORY
 Options = TypeVar("Options")
 Result = TypeVar("Result")
 
-REWARD_MODEL = "revision tokenizer chat_template readout"
+REWARD_MODEL = "revision base tokenizer chat_template readout"
 """How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
+
+IMPLICIT = "reference beta reference_free logprobs"
+"""Fields of `LoadOptions` by which a policy gives rewards."""
+
+OF_REWARDS = f"readout {IMPLICIT}"
+"""Fields of `LoadOptions` that are about rewards: a language model that writes or judges has none."""
 
 _FEW_VERBS = 12  # so many are named where another one was asked for
 

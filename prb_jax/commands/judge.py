@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, call, not_negative, positive
+from prb_jax.commands.arguments import OF_REWARDS, Parser, call, not_negative, positive
 from prb_jax.commands.process import print_table, start
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import process_index
@@ -18,7 +18,7 @@ def add(sub: Parser) -> None:
     )
     sub.option("--out DIR", "run folder, as of `prb evaluate`", required=True)
     sub.fields(JudgeOptions, make="options")
-    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
     sub.part("judge")
     sub.long_run("the judgements so far are kept, and the same command continues the run")
 
@@ -49,7 +49,7 @@ def add_aspects(sub: Parser) -> None:
     sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
     sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
     sub.option("--max-new-tokens N", "of a text", positive, default=200)
-    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
     sub.long_run("the texts so far are kept, and the same command continues the run", distributed=False)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prb_jax.commands.arguments import (
+    IMPLICIT,
     REWARD_MODEL,
     Parser,
     call,
@@ -26,7 +27,7 @@ def add_features(sub: Parser) -> None:
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
     sub.data()
     sub.option("--out DIR", "folder of the features", required=True)
-    sub.fields(FeatureOptions, without="attention")
+    sub.fields(FeatureOptions, without=f"attention {IMPLICIT}")
     sub.part("compute")
     sub.long_run("the parts that are done are kept: the same command continues", distributed=False)
 

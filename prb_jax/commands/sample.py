@@ -7,7 +7,16 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, call, chosen, not_negative, number_type, positive, several
+from prb_jax.commands.arguments import (
+    OF_REWARDS,
+    Parser,
+    call,
+    chosen,
+    not_negative,
+    number_type,
+    positive,
+    several,
+)
 from prb_jax.commands.process import print_table, start
 from prb_jax.errors import counted
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -26,7 +35,7 @@ def add(sub: Parser) -> None:
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
     sub.fields(SampleOptions, make="options")
     sub.prompt(of="model", rows="sample")
-    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
     sub.part("draw")
     sub.long_run("the samples so far are kept, and the same command continues the run")
 
@@ -79,7 +88,7 @@ def add_guide(sub: Parser) -> None:
         max_new_tokens={"default": 128},
     )
     sub.prompt(of="policy", rows="text")
-    sub.fields(LoadOptions, without="readout", make="policy_loading")
+    sub.fields(LoadOptions, without=OF_REWARDS, make="policy_loading")
     sub.long_run("the texts so far are kept, and the same command continues the run")
 
 
@@ -130,7 +139,7 @@ def add_policy_accuracy(sub: Parser) -> None:
     sub.option("--validation SHARE", "of the users", float, default=0.3)
     sub.prompt(of="policy")
     sub.option("--seed N", "of the split", not_negative, default=0)
-    sub.fields(LoadOptions, without="readout", make="policy_loading")
+    sub.fields(LoadOptions, without=OF_REWARDS, make="policy_loading")
     sub.long_run("what was scored is kept: the same command continues the run")
 
 

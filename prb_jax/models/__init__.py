@@ -17,6 +17,9 @@ Remat = Literal["none", "dots", "full"]
 REMAT: Remat = "dots"
 """What training computes again by default."""
 
+Together = Literal["sum", "average", "norm"]
+"""How the log-probabilities of a response's tokens become one number, as RewardBench has it."""
+
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 REMAT_POLICIES: tuple[Remat, ...] = get_args(Remat)

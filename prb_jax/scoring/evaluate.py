@@ -12,6 +12,7 @@ from typing import Any
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.models import Together
 from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import from_flat
 from prb_jax.runs import command_line
@@ -65,11 +66,16 @@ def evaluate(
     mesh: str | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | Path | None = None,
     tokenizer: str | Path | Any = None,
     chat_template: str | None = None,
     readout: str | None = None,
     quantize: str | None = None,
     attention: str = "auto",
+    reference: str | Path | None = None,
+    beta: float = 0.1,
+    reference_free: bool = False,
+    logprobs: Together = "sum",
     batch_tokens: int | None = None,
     progress: bool = True,
     wandb: str | None = None,
@@ -109,9 +115,9 @@ def evaluate(
       subset: Name of the subset of named data that is read.
       limit: Most comparisons of each named source. For testing only.
       seed: Seed for bootstrap intervals of benchmark scores, and for the other users of "swap".
-      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: Options of `prb_jax.load`, if
-        `model` is a name. A module uses `mesh`, `tokenizer` (a folder, hub id or transformers tokenizer, required) and
-        `chat_template`.
+      mesh, dtype, revision, base, tokenizer, chat_template, readout, quantize, attention, reference, beta,
+        reference_free, logprobs: Options of `prb_jax.load`, if `model` is a name. A module uses `mesh`, `tokenizer` (a
+        folder, hub id or transformers tokenizer, required) and `chat_template`.
       batch_tokens: Tokens computed at a time; chosen from the model and the device if not given.
       progress: If True, show progress on standard error.
       wandb: Project of Weights & Biases that gets the summary; `out` names the run there.

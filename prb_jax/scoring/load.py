@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
 
 from prb_jax.errors import RunError
+from prb_jax.models import Together
 from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from prb_jax.scoring.baselines import BaselineName
+    from prb_jax.scoring.implicit import ImplicitRewards
     from prb_jax.scoring.personalised import PersonalisedModel
     from prb_jax.scoring.plain import PlainScorer
     from prb_jax.scoring.reward_model import RewardModel
@@ -82,11 +84,14 @@ def load(
     mesh: str | Mesh | None = ...,
     dtype: str | None = ...,
     revision: str | None = ...,
+    base: str | Path | None = ...,
     chat_template: str | None = ...,
     readout: str | None = ...,
     tokenizer: str | Path | None = ...,
     quantize: str | None = ...,
     attention: str = ...,
+    reference: None = ...,
+    reference_free: Literal[False] = ...,
 ) -> RewardModel: ...
 def load(
     model: str | Path,
@@ -94,25 +99,31 @@ def load(
     mesh: str | Mesh | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | Path | None = None,
     chat_template: str | None = None,
     readout: str | None = None,
     tokenizer: str | Path | None = None,
     quantize: str | None = None,
     attention: str = "auto",
-) -> RewardModel | PlainScorer | PersonalisedModel:
+    reference: str | Path | None = None,
+    beta: float = 0.1,
+    reference_free: bool = False,
+    logprobs: Together = "sum",
+) -> RewardModel | PlainScorer | PersonalisedModel | ImplicitRewards:
     """Load a reward model from a Hugging Face folder or hub id, or a fitted method of personalisation.
 
     Args:
-      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
-        as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
-        `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
-        that `prb personalise` wrote for a method gives a
+      model: folder with ``config.json``, safetensors and tokenizer files; folder of a PEFT adapter; or a hub id. The
+        name of a baseline, as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or
+        "plugin:NAME" (see `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no
+        options. A folder that `prb personalise` wrote for a method gives a
         :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
         (bfloat16 for float16 ones).
       revision: branch, tag or commit of a hub id.
+      base: base model of a PEFT adapter, if it is another one than the adapter's `base_model_name_or_path`.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
       readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
@@ -124,6 +135,13 @@ def load(
         :mod:`prb_jax.models.quantization` describes them.
       attention: "auto", the machine's own choice, in bfloat16 a kernel on TPUs and GPUs; or "xla", the XLA program: see
         :func:`prb_jax.models.attention.choice.choose_attention`.
+      reference: the language model from which ``model``, a policy, was trained by DPO. The result is a
+        :class:`prb_jax.scoring.implicit.ImplicitRewards`: beta * (log p_policy - log p_reference), summed over the
+        tokens of a response, its end of turn included.
+      beta: factor of implicit rewards.
+      reference_free: implicit rewards without a reference: beta * log p_policy.
+      logprobs: of `reference_free`: the log-probabilities of tokens as their "sum"; "average", RewardBench's default
+        there; or "norm", their negative Euclidean norm.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -138,7 +156,9 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
             f"tokenizer: expected a folder or hub id beside the name of a model, found "
             f"{type(options.tokenizer).__name__}"
         )
-    if (kind := _kind_of(model)) is None:
+    if (kind := _kind_of(model)) is None and options.is_implicit:
+        return get("scorers", "implicit rewards").value(model, options)
+    if kind is None:
         from prb_jax.models.readouts.open_model import open_model  # a baseline starts no JAX
         from prb_jax.scoring.reward_model import load_reward_model
 
@@ -230,12 +250,17 @@ def with_history(
     return {**scorers, **adapted}
 
 
-def model_contents(model: Model, revision: str | None) -> Any:
+def model_contents(model: Model, loading: LoadOptions) -> Any:
     """Return what the scores of a model by name come from, JSON-ready and without loading it; None for an object."""
     if not isinstance(model, str | Path):
         return None
     kind = _kind_of(model)
-    return describe(locate(model, revision=revision)) if kind is None else kind.contents(str(model))
+    if kind is not None:
+        return kind.contents(str(model))
+    described = describe(locate(model, revision=loading.revision, base=loading.base))
+    if loading.reference is None:
+        return described
+    return described | {"reference": describe(locate(loading.reference))}
 
 
 def has_no_weights(model: str | Path) -> bool:

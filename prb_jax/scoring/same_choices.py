@@ -45,7 +45,7 @@ def check_same_choices(
             "data": None if inputs is None else inputs.to_json(whole=False),
             "models": {
                 what: {
-                    "contents": model_contents(model, loading.revision),
+                    "contents": model_contents(model, loading),
                     **{name: str(getattr(loading, name)) for name in alike},
                 }
                 for what, (model, loading) in asked.items()
@@ -63,7 +63,7 @@ def check_same_evaluation(model: Model, inputs: Inputs, options: EvaluateOptions
             "verb": "evaluate",
             **{key.rpartition(".")[2]: chosen[key] for key in known if known[key].effect == "result"},
             "data": inputs.to_json(whole=False),
-            "model": model_contents(model, options.loading.revision),
+            "model": model_contents(model, options.loading),
             "versions": computing_versions(plain=False),
         }
     )

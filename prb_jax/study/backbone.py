@@ -12,6 +12,7 @@ from prb_jax.errors import RunError
 from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.families import is_encoder
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal.features import FEATURES, KIND, FeatureOptions, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
@@ -35,8 +36,8 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
     if _holds_features(backbone):
         named = f"the folder of features {backbone}"
     else:
-        revision = None if options is None else options.loading.revision
-        folder = locate(backbone, revision=revision)
+        loading = LoadOptions() if options is None else options.loading
+        folder = locate(backbone, revision=loading.revision, base=loading.base)
         if not is_encoder(read_raw_config(folder.path)):
             return
         named = f"the encoder {folder.name}"

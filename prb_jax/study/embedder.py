@@ -251,7 +251,9 @@ def open_embedder(
     """
     if str(model).startswith("baseline:"):
         raise RunError(f"{model}: has no features; expected the folder or hub id of a model")
-    folder = locate(model, revision=options.revision)
+    if options.is_implicit:
+        raise RunError("reference, beta, reference_free, logprobs: features have no reward: leave them out")
+    folder = locate(model, revision=options.revision, base=options.base)
     raw = read_raw_config(folder.path)
     classes = set(raw.get("architectures") or ())
     # an encoder that is a reward model reads a prompt and a response as a pair of texts

@@ -294,3 +294,18 @@ def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message
     for ids in encoded:
         chat.check_ids(ids)
     return encoded
+
+
+def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
+    """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
+    ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
+    if ours == theirs:
+        return None
+    token = min(
+        (token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)),
+        key=lambda token: (ours.get(token, 1 << 40), token),
+    )
+    return (
+        f"its tokenizer is another one than the policy's ({policy.name}): token {quote(token)} is {theirs.get(token)}, "
+        f"expected {ours.get(token)}"
+    )

@@ -49,6 +49,7 @@ def convert(
     step: str | int | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | None = None,
     tokenizer: str | None = None,
     chat_template: str | None = None,
     readout: str | None = None,
@@ -64,7 +65,7 @@ def convert(
       step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
         validation), "last", or a step.
       dtype: of the weights but the head; that of the run or the checkpoint if not given.
-      revision, tokenizer, chat_template, readout: of a checkpoint, as for `prb_jax.load`.
+      revision, base, tokenizer, chat_template, readout: of a checkpoint, as for `prb_jax.load`.
       drop_bias: leaves out the bias of a head that has one.
       layout: of a checkpoint: "standard", a `*ForSequenceClassification`; or "value-head", as TRL and
         LLaMA-Factory have it.
@@ -84,6 +85,7 @@ def convert(
         raise RunError(f"{goal}: exists already; choose another folder")
     given: dict[str, Any] = {
         "revision": revision,
+        "base": base,
         "tokenizer": tokenizer,
         "chat_template": chat_template,
         "readout": readout,

@@ -66,6 +66,9 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
         adapted = peft.PeftModel.from_pretrained(base, folder).eval()
     assert not [item for item in warned if "missing adapter keys" in str(item.message)]
     np.testing.assert_allclose(transformers_scores(adapted, ids), expected, atol=1e-5)
+    opened = prb.load(folder)
+    np.testing.assert_allclose(np.concatenate(opened.score(comparisons(6, seed=5))), expected, atol=1e-5)
+    assert opened.reader.trained == prb.load(run.out).reader.trained is not None
 
     described = json.loads((folder / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"], described["task_type"]) == (4, 32.0, "SEQ_CLS")

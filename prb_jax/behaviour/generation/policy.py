@@ -281,6 +281,7 @@ def load_policy(
     mesh: str | Mesh | None = None,
     dtype: str | None = None,
     revision: str | None = None,
+    base: str | Path | None = None,
     chat_template: str | None = None,
     tokenizer: str | Path | None = None,
     quantize: str | None = None,
@@ -291,7 +292,7 @@ def load_policy(
     Args:
       model: folder with ``config.json`` of a ``*ForCausalLM``, safetensors and tokenizer files; or a hub id.
       mesh: as of :func:`prb_jax.load`; None splits heads and widths over all devices, as far as they divide the model.
-      dtype, revision, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
+      dtype, revision, base, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
 
     Raises:
       CheckpointError: it is no causal language model, or cannot be used as it is; the message names file, tensor or

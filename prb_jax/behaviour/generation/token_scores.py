@@ -32,21 +32,19 @@ from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.model import bind
+from prb_jax.models.readouts.response_logprobs import map_logprobs
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import batch_sharding, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, why_other_tokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.in_order import length_step, pack_in_order
 from prb_jax.trees.packing import SortedTrees, StreamOptions, sort_trees
 from prb_jax.trees.response_reads import response_reads
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, common_run
-
-LOGITS_AT_ONCE = 1 << 24
-"""About so many logits are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +86,6 @@ def why_not_by_token(reward: Any) -> str | None:
 def why_not_token_level(reward: Any, policy: Policy) -> str | None:
     """Return why a scorer gives no rewards of prefixes for this policy's tokens; None where it does."""
     return why_not_by_token(reward) or why_other_tokenizer(policy.tokenizer, reward.tokenizer)
-
-
-def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
-    """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
-    ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
-    if ours == theirs:
-        return None
-    token = min(
-        (token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)),
-        key=lambda token: (ours.get(token, 1 << 40), token),
-    )
-    return (
-        f"its tokenizer is another one than the policy's ({policy.name}): token {quote(token)} is {theirs.get(token)}, "
-        f"expected {ours.get(token)}"
-    )
 
 
 def read_policy(
@@ -300,24 +283,12 @@ def _policy_program(program: Program, candidates: int) -> Any:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         decoder = bind(program.config, params)
         states = take_places(decode_stream(decoder, batch, reads_only=False, **program.forward), places)
-        streams, count, width = states.shape
-        # A run of states at a time: the logits of all would be [S, M, V].
-        run = max(1, min(count, LOGITS_AT_ONCE // (streams * program.config.vocab_size)))
-        padding = -count % run
 
-        def of_run(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            states, tokens = part
-            normed = decoder.normed(states).astype(program.dtype)
-            logits = program.head.next_token(params, normed)
-            logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        def of_run(logprobs: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
             best, ids = lax.top_k(logprobs, candidates)
             return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], ids, best
 
-        states = jnp.pad(states, ((0, 0), (0, padding), (0, 0))).reshape(streams, -1, run, width)
-        tokens = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(streams, -1, run)
-        arrays = lax.map(of_run, (states.swapaxes(0, 1), tokens.swapaxes(0, 1)))
-        whole = (x.swapaxes(0, 1).reshape(streams, count + padding, *x.shape[3:]) for x in arrays)
-        return tuple(x[:, :count] for x in whole)  # pyright: ignore[reportReturnType]
+        return map_logprobs(decoder, params, states, tokens, of_run, dtype=program.dtype)
 
     return jax.jit(read, out_shardings=replicated(program.mesh))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from prb_jax.errors import CheckpointError, MeshError, short_repr
+from prb_jax.errors import CheckpointError, MeshError, PrbWarning, short_repr
 from prb_jax.models.checkpoints.fill import fill_leaf, parts_by_bounds
 from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.models.checkpoints.locate import check_exported
@@ -46,6 +47,7 @@ class LoadReport:
     files: tuple[str, ...]  # names of its weight files
     used_keys: tuple[str, ...]  # tensors that fill the parameters
     ignored_keys: Mapping[str, str]  # the other tensors, each with the reason why it is left aside
+    told: tuple[str, ...]  # what was read otherwise than it is stored
     dtypes: Mapping[str, int]  # how many of the used tensors are stored in each safetensors dtype
     parameters: int  # number of parameters of the whole model
     bytes_read: int  # bytes of weights that this process read
@@ -169,6 +171,8 @@ def load_params(
       MeshError: a sharding that does not divide its array.
     """
     index = _index(folder, config)
+    for told in index.told:
+        warnings.warn(f"{index.folder}: {told}", PrbWarning, stacklevel=2)
     match, held = match_tensors(index, config, head=head), _Held(dtype, head_dtype, quantize)
     shapes = held.shapes(match.leaves)
     chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
@@ -184,7 +188,7 @@ def load_params(
         ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool,
         ThreadPoolExecutor(1, thread_name_prefix="check") as aside,
     ):
-        checked = aside.submit(check_exported, index.folder)
+        checked = aside.submit(check_exported, index.files[0].parent)
         if isinstance(config, DecoderConfig):
             check_tied_embeddings(index, config, reader=reader)
         # The largest first: while its shard is handed over there is little else in memory.
@@ -244,6 +248,7 @@ def _report(index: WeightIndex, match: Match, held: _Held) -> LoadReport:
         files=tuple(path.name for path in index.files),
         used_keys=match.used,
         ignored_keys=match.ignored,
+        told=index.told,
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
         parameters=sum(math.prod(leaf.shape) for leaf in match.leaves),
         bytes_read=0,

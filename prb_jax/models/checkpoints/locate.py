@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from prb_jax.platform.processes.sharing import process_count, process_index
 from prb_jax.records.digests import check_digests
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
+from prb_jax.seams import get
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
 # themselves only where there are no safetensors.
@@ -23,6 +24,10 @@ _TORCH = ("pytorch_model*.bin", "*.pt")
 
 TRAIN, MODEL = "train.json", "model"
 """The record of a training run and the folder of its model."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER, BASE = "peft_adapter", "peft_base"
+"""Links to both in a folder that stands for an adapter on its base model."""
 
 _WHOLE_FILE = 32 * 1024**2
 _SAMPLES = 256
@@ -39,14 +44,32 @@ class ModelFolder:
     revision: str | None  # commit on the hub; None for a local folder
 
 
-def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
+def locate(name: str | Path, *, revision: str | None = None, base: str | Path | None = None) -> ModelFolder:
     """The folder of a model: a local one as it stands, the model of a run of `prb train`, or a snapshot of
-    a hub repository.
+    a hub repository; of a PEFT adapter a folder that stands for the adapter on its base model.
+
+    Args:
+      name: folder or hub id.
+      revision: branch, tag or commit of a hub id.
+      base: base model of an adapter, if it is another one than the adapter names.
 
     Raises:
-      CheckpointError: neither a folder nor a repository that can be fetched; or a revision asked of
-        a local folder.
+      CheckpointError: neither a folder nor a repository that can be fetched; a revision asked of a local folder; a base
+        of a model that is no adapter; or an adapter that cannot be used.
     """
+    folder = _folder(name, revision)
+    if (folder.path / ADAPTER_CONFIG).is_file() and not _has_weights(folder.path):
+        return replace(folder, path=get("models", "adapter").value(folder.path, base))
+    if base is not None:
+        raise CheckpointError(f"{name}: base is for a PEFT adapter, which this is not: leave it out")
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(path.name.startswith(("model", "pytorch_model")) for path in folder.iterdir())
+
+
+def _folder(name: str | Path, revision: str | None) -> ModelFolder:
     path = Path(localised(name)).expanduser()
     if path.is_dir():
         if revision is not None:
@@ -138,6 +161,9 @@ def fingerprint(folder: Path) -> dict[str, str]:
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
                 digests[path.name] = _digest(path)
+    for part in (ADAPTER, BASE):
+        if (folder / part).is_dir():
+            digests |= {f"{part}/{name}": digest for name, digest in fingerprint(folder / part).items()}
     return dict(sorted(digests.items()))
 
 

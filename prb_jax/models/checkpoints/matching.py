@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError, listed
 from prb_jax.models.checkpoints.hf_map import LeafMap, ignored_reason, leaf_maps, module_name
-from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, READ_DTYPES, TensorInfo
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import HEAD_KEY, OUTPUT_EMBEDDING_KEY
@@ -69,7 +69,7 @@ def match_tensors(index: WeightIndex, config: Config, *, head: bool = True) -> M
             "--readout"
         )
     for key, leaf in wanted:
-        _check_tensor(index.tensors[key], leaf, config)
+        _check_tensor(index.tensors[key], leaf, config, scaled=key in index.updates)
     ignored = {name: reason for name, reason in aside.items() if reason is not None}
     return Match(leaves=leaves, used=tuple(expected), ignored=ignored)
 
@@ -124,8 +124,8 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
     )
 
 
-def _check_tensor(tensor: TensorInfo, leaf: LeafMap, config: Config) -> None:
-    if tensor.dtype not in FLOAT_DTYPES:
+def _check_tensor(tensor: TensorInfo, leaf: LeafMap, config: Config, *, scaled: bool) -> None:
+    if tensor.dtype not in FLOAT_DTYPES and not (scaled and tensor.dtype in READ_DTYPES):
         raise CheckpointError(
             f"{tensor.path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype} "
             "(quantised weights are not supported)"

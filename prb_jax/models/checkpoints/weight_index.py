@@ -10,15 +10,17 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
+from prb_jax.models.checkpoints.locate import ADAPTER
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, READ_DTYPES, TensorInfo, read_tensors
 from prb_jax.records.reading import read_object
-from prb_jax.seams import BUILTIN
+from prb_jax.seams import BUILTIN, get
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -28,10 +30,22 @@ _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 _BESIDE_TEXT = re.compile(r"(model\.)?multi_modal_projector\.")
+SCALE = "_scale_inv"  # after the name of a matrix of FP8
+_AS_STORED = re.compile(rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$)")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
 # Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
 _STRIP_ROWS = 16
+
+
+class Update(Protocol):
+    """Computes slices of a tensor whose values are not those of its file."""
+
+    def __call__(
+        self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
+    ) -> None:
+        """Fill `out`, as :meth:`SliceReader.read` does."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,9 @@ class WeightIndex:
     folder: Path
     files: tuple[Path, ...]  # its weight files, in the order of their names
     tensors: Mapping[str, TensorInfo]  # every tensor by name
+    # computes the values of tensors that are not those of the files
+    updates: Mapping[str, Update] = field(default_factory=dict)
+    told: tuple[str, ...] = ()  # what is read otherwise than it is stored
 
 
 def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
@@ -62,6 +79,8 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
         raise CheckpointError(
             f"{folder}: expected a model folder, found {'a file' if folder.exists() else 'nothing'}"
         )
+    if (folder / ADAPTER).is_dir():
+        return get("models", "adapted weights").value(folder, side_files)
     index = _index_weights(folder, [name for name, _ in side_files])
     files, tensors = list(index.files), dict(index.tensors)
     for name, prefix in side_files:
@@ -69,9 +88,15 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
         if path.exists() and path not in files:
             files.append(path)
             _add_tensors(tensors, path, prefix)
-    if any(_BESIDE_TEXT.match(name) for name in tensors):
-        tensors = {(text := _text_name(name)): replace(tensor, name=text) for name, tensor in tensors.items()}
-    return WeightIndex(folder, tuple(files), tensors)
+    found = WeightIndex(folder, tuple(files), tensors)
+    if any(map(_AS_STORED.match, tensors)):
+        found = get("models", "as stored").value(found)
+    if any(map(_BESIDE_TEXT.match, found.tensors)):
+        text = {_text_name(name): tensor for name, tensor in found.tensors.items()}
+        updates = {_text_name(name): update for name, update in found.updates.items()}
+        named = {name: replace(tensor, name=name) for name, tensor in text.items()}
+        found = replace(found, tensors=named, updates=updates)
+    return found
 
 
 def _text_name(name: str) -> str:
@@ -158,23 +183,32 @@ class SliceReader:
             self._descriptors.clear()
 
     def read_into(self, out: np.ndarray, name: str, region: tuple[slice, ...]) -> None:
+        """Fill ``out`` with a region of the tensor of this name; see :meth:`read`."""
+        self.read(out, self._index.tensors[name], region, self._index.updates.get(name))
+
+    def read(
+        self, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...], update: Update | None = None
+    ) -> None:
         """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
 
         Args:
           out: any strides (a transposed view will do), of the region's shape; one or two axes.
-          name: the tensor.
+          tensor: to be read.
           region: one slice with step 1 for each axis of the tensor.
+          update: computes the values, if they are not those of the file.
 
         Raises:
           CheckpointError: the tensor's values are not floating-point numbers, or the file got shorter.
         """
-        tensor = self._index.tensors[name]
-        if tensor.dtype not in FLOAT_DTYPES:
+        if update is not None:
+            update(self, out, tensor, region)
+            return
+        if tensor.dtype not in READ_DTYPES:
             raise CheckpointError(
-                f"{tensor.path}: tensor '{name}': expected floating-point weights, found {tensor.dtype} "
+                f"{tensor.path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype} "
                 "(quantised weights are not supported)"
             )
-        dtype = FLOAT_DTYPES[tensor.dtype]
+        dtype = READ_DTYPES[tensor.dtype]
         bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
         if len(bounds) == 1:
             bounds, out = [(0, 1, 1), *bounds], out[None]

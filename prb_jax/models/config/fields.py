@@ -169,10 +169,12 @@ class FieldReader:
           CheckpointError: quantised weights, or another value; names the field.
         """
         for name in ("quantization_config", "compression_config"):
-            if self.has(name):
+            described = self.value(name) if self.has(name) else None
+            method = described.get("quant_method") if isinstance(described, Mapping) else None
+            if self.has(name) and method != "fp8":  # whose scales are read with the weights
                 raise CheckpointError(
-                    f"{self.where}: field '{name}': quantised weights are not supported; "
-                    "use the checkpoint in its original precision"
+                    f"{self.where}: field '{name}': quantised weights ({method or 'of no named method'}) are not "
+                    "supported; use the checkpoint in its original precision"
                 )
         for name, value in neutral.items():
             if self.has(name) and self.value(name) != value:

@@ -6,22 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.checkpoints.locate import ModelFolder, locate
+from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.config.decoder import parse_config, read_raw_config
 from prb_jax.models.config.families import FAMILIES, is_encoder
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import OpenedModel, open_model
+from prb_jax.models.readouts.open_model import OpenedModel, located, open_model
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.row import ModelRow
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
 """The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
-
-
-def _located(model: str | Path | ModelFolder, options: LoadOptions) -> ModelFolder:
-    return model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
 
 
 def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
@@ -34,7 +30,7 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
     Raises:
       CheckpointError: it is no causal language model, or cannot be used as it is.
     """
-    folder = _located(model, options)
+    folder = located(model, options)
     where, raw = str(folder.path / "config.json"), read_raw_config(folder.path)
     if is_encoder(raw):
         raise CheckpointError(
@@ -68,7 +64,7 @@ def open_reward_or_language_model(
     Raises:
       CheckpointError: it is neither, or cannot be used as it is.
     """
-    folder = _located(model, options)
+    folder = located(model, options)
     raw = read_raw_config(folder.path)
     family = FAMILIES.get(str(raw.get("model_type")))
     causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model

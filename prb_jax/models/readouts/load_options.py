@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
+from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS, Together
 from prb_jax.records.options import option
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ class LoadOptions:
         choices=ATTENTIONS,
     )
     revision: str | None = option(None, "branch, tag or commit on the hub", "R", effect="contents")
+    base: str | Path | None = option(
+        None,
+        "base model of a PEFT adapter: a folder or hub id (default: the one that the adapter names)",
+        "BASE",
+        effect="contents",
+    )
     tokenizer: str | Path | None = option(
         None, "folder or hub id of the tokenizer (default: the model's)", "T", effect="contents"
     )
@@ -44,6 +50,26 @@ class LoadOptions:
         "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
         "NAME",
     )
+    reference: str | Path | None = option(
+        None,
+        "the model from which a policy was trained by DPO: rewards are beta (log p_policy - log p_reference)",
+        "BASE",
+        effect="contents",
+    )
+    beta: float = option(0.1, "with --reference or --reference-free: factor of the rewards", "B", above=0)
+    reference_free: bool = option(
+        False, "rewards of a policy are beta log p_policy alone, without a reference"
+    )
+    logprobs: Together = option(
+        "sum",
+        "with --reference-free: the log-probabilities of a response's tokens as their sum, average, or negative "
+        "Euclidean norm, as in RewardBench",
+    )
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether a policy's implicit rewards are asked for, rather than a reward model."""
+        return bool({"reference", "beta", "reference_free", "logprobs"} & self.given.keys())
 
     @property
     def devices(self) -> LoadOptions:

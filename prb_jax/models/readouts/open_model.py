@@ -138,7 +138,7 @@ def open_model(
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
     """
-    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    folder = located(model, options)
     if is_encoder(read_raw_config(folder.path)):
         body, row, rule = get("encoder", "open").value(folder, options)
         named = True  # the paper protocol reads no pairs
@@ -149,3 +149,10 @@ def open_model(
     rule = rule if named else PAPER_READOUT
     labels = choose_readout(rule, num_labels=body.config.num_labels, where=folder.name)
     return OpenedModel(folder=folder, options=options, body=body, row=row, labels=labels, labels_named=named)
+
+
+def located(model: str | Path | ModelFolder, options: LoadOptions) -> ModelFolder:
+    """Return the folder of a model, located if it is a name."""
+    if isinstance(model, ModelFolder):
+        return model
+    return locate(model, revision=options.revision, base=options.base)

@@ -39,6 +39,7 @@ def inspect(
     model: str,
     *,
     revision: str | None = None,
+    base: str | None = None,
     chat_template: str | None = None,
     tokenizer: str | None = None,
     readout: str | None = None,
@@ -54,7 +55,7 @@ def inspect(
 
     Args:
       model: folder or hub id, or a run of `prb train` or `prb ppo`.
-      revision, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
+      revision, base, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
         compute in the quantised form is not asked.
       data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
         model, and what is cut or refused.
@@ -77,9 +78,9 @@ def inspect(
         raise CheckpointError(
             f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
         )
-    folder = locate(model, revision=revision)
+    folder = locate(model, revision=revision, base=base)
     reading: Any = {"tokenizer": tokenizer, "chat_template": chat_template, "readout": readout}
-    options = LoadOptions(revision=revision, quantize=quantize, **reading)
+    options = LoadOptions(revision=revision, base=base, quantize=quantize, **reading)
     if is_encoder(read_raw_config(folder.path)):
         given = {"data": data, "max_length": max_length, "protocol": protocol}
         refuse_for_encoder(folder.name, chat_template=chat_template, quantize=quantize, **given)

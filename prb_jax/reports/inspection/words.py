@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prb_jax.errors import counted, listed, quote
+from prb_jax.models.checkpoints.adapter_folder import describe_adapter
 from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
@@ -33,6 +34,7 @@ def model_facts(
     """What it is."""
     return {
         "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
+        **({"adapter": adapter} if (adapter := describe_adapter(folder.path)) else {}),
         "architecture": ", ".join(config.architectures) or config.model_type,
         "parameters": f"{weights.parameters:,}",
     }
@@ -60,7 +62,8 @@ def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, s
 def files_fact(weights: LoadReport) -> dict[str, str]:
     """Its files, and the tensors that are used."""
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
-    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}"}
+    told = {"read otherwise": "\n".join(weights.told)} if weights.told else {}
+    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}", **told}
 
 
 def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:

@@ -1,0 +1,283 @@
+"""A PEFT adapter (LoRA) as a model folder, and its updates, added to the base's matrices as these are read.
+
+`W + scale * B A` is computed for each slice of W that a shard reads, in float32, so an adapted model is loaded like any
+other: sharded, quantised, inspected. Names and rules are as in PEFT (https://github.com/huggingface/peft).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.errors import CheckpointError, listed, quote
+from prb_jax.models.checkpoints.adapter_config import AdapterConfig, read_adapter_config
+from prb_jax.models.checkpoints.locate import ADAPTER, ADAPTER_CONFIG, BASE, locate
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
+from prb_jax.models.checkpoints.weight_index import SliceReader, Update, WeightIndex, index_folder
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.records.reading import read_object
+
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_PREFIX = "base_model.model."
+_FACTORS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+_NOT_LINKED = ("config.json", "model", "pytorch_model", "adapter_", "training_args")
+_TOKENIZER = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens_map|added_tokens|chat_template|spiece|sentencepiece).*|.*\.model"
+)
+
+
+def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
+    """Return a folder of this process that stands for an adapter on its base model.
+
+    It holds links to both and to their files but the weights, the tokenizer of the adapter (else of the base), and the
+    base's `config.json`, with a score head if the adapter brings one. :func:`index_adapted` reads its weights.
+
+    Args:
+      adapter: has `adapter_config.json`.
+      base: folder or hub id; the adapter's `base_model_name_or_path` if not given.
+
+    Raises:
+      CheckpointError: a field or a tensor that is not followed, or a base that cannot be found.
+    """
+    config, revision = read_adapter_config(adapter), None
+    if base is None and config.base is None:
+        raise CheckpointError(
+            f"{config.where}: names no base_model_name_or_path: name the base model with --base"
+        )
+    if base is None and not Path(str(config.base)).expanduser().is_dir():
+        revision = config.revision
+    below, seen = Path(str(base or config.base)).expanduser(), {adapter.resolve()}
+    while (below / ADAPTER_CONFIG).is_file():
+        if below.resolve() in seen:
+            raise CheckpointError(
+                f"{config.where}: adapters name each other as their base: expected a whole model"
+            )
+        seen.add(below.resolve())
+        below = Path(read_adapter_config(below).base or "").expanduser()
+    try:
+        below = locate(str(base or config.base), revision=revision).path
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{config.where}: the base model of this adapter cannot be opened: {error}; name another with --base"
+        ) from error
+    view = Path(tempfile.mkdtemp(prefix="adapter-", dir=_views()))
+    own = any((adapter / name).exists() for name in ("tokenizer_config.json", "tokenizer.json"))
+    for source, tokenizer in ((below, not own), (adapter, own)):
+        for path in source.iterdir():
+            named = _TOKENIZER.fullmatch(path.name) is not None
+            if path.is_file() and (tokenizer if named else not path.name.startswith(_NOT_LINKED)):
+                (view / path.name).unlink(missing_ok=True)
+                (view / path.name).symlink_to(path.absolute())
+    for name, folder in ((ADAPTER, adapter), (BASE, below)):
+        (view / name).symlink_to(folder.absolute(), target_is_directory=True)
+    described = _base_config(below, _whole_tensors(_tensors(adapter, config)[1]))
+    (view / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return view
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _views() -> str:
+    """The directory for the folders of this process, removed when the process ends."""
+    if not _kept:
+        _kept.append(tempfile.TemporaryDirectory(prefix="prb-", ignore_cleanup_errors=True))
+    return _kept[0].name
+
+
+def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """The base's `config.json`, with the head and the vocabulary of the adapter."""
+    raw: dict[str, Any] = read_object(base / "config.json", error=CheckpointError, finite=False)
+    for name in saved.keys() & {EMBEDDING_KEY, HEAD_KEY}:
+        if len(saved[name].shape) != 2:
+            raise CheckpointError(
+                f"{saved[name].path}: tensor '{name}': expected a matrix, found shape {list(saved[name].shape)}"
+            )
+    if EMBEDDING_KEY in saved:
+        raw["vocab_size"] = saved[EMBEDDING_KEY].shape[0]
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if HEAD_KEY in saved and family is not None:
+        count = saved[HEAD_KEY].shape[0]
+        if raw.get("architectures") != [family.architecture]:
+            raw["architectures"] = [family.architecture]
+            raw.pop("num_labels", None)
+        labels = raw.get("id2label")
+        if not isinstance(labels, Mapping) or len(labels) != count:
+            raw["id2label"] = {str(number): f"LABEL_{number}" for number in range(count)}
+            raw["label2id"] = {f"LABEL_{number}": number for number in range(count)}
+    return raw
+
+
+def describe_adapter(folder: Path) -> str:
+    """Return an adapter and its base in words; "" for a folder that is no adapter's."""
+    if not (folder / ADAPTER).is_dir():
+        return ""
+    config = read_adapter_config(folder / ADAPTER)
+    kind = "DoRA" if config.use_dora else "rsLoRA" if config.use_rslora else "LoRA"
+    factors, saved = _tensors(folder / ADAPTER, config)
+    ranks = sorted({config.rank(module) for module in factors})
+    whole = f"; whole tensors: {listed(sorted(_whole_tensors(saved)))}" if saved else ""
+    base = os.readlink(folder / BASE)
+    return f"{kind} of rank {', '.join(map(str, ranks))} on {len(factors)} matrices of {base}{whole}"
+
+
+def _tensors(
+    adapter: Path, config: AdapterConfig
+) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
+    """The tensors of the factors by module and part, and the whole tensors by their name in the base."""
+    path = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
+    if path is None:
+        raise CheckpointError(f"{adapter}: expected {_WEIGHTS[0]} beside {ADAPTER_CONFIG}, found none")
+    factors: dict[str, dict[str, TensorInfo]] = {}
+    saved: dict[str, TensorInfo] = {}
+    for name, tensor in read_tensors(path).items():
+        # A state dict that was saved whole has the name of the adapter, "default", in its names.
+        plain = re.sub(r"(\.modules_to_save)?\.default(?=\.|$)", "", name)
+        if not plain.startswith(_PREFIX):
+            raise CheckpointError(f"{path}: tensor '{name}': expected a name that starts with {_PREFIX}")
+        plain = plain.removeprefix(_PREFIX).replace(".base_layer.bias", ".bias")
+        part = next((part for part in _FACTORS if plain.endswith(f".{part}")), None)
+        if part is not None:
+            factors.setdefault(plain.removesuffix(f".{part}"), {})[part] = tensor
+        elif "lora_" in plain or ".base_layer." in plain or not config.saves(plain):
+            raise CheckpointError(
+                f"{path}: tensor '{name}': expected factors of LoRA ({', '.join(_FACTORS)}) or a module that "
+                f"modules_to_save of {config.where} names; merge the adapter into its base with PEFT first"
+            )
+        else:
+            saved[plain] = tensor
+    for module, parts in factors.items():
+        _check_factors(path, module, parts, config)
+    return factors, saved
+
+
+def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], config: AdapterConfig) -> None:
+    expected = _FACTORS if config.use_dora else _FACTORS[:2]
+    if set(parts) != set(expected):
+        raise CheckpointError(
+            f"{path}: module '{module}': expected {', '.join(expected)} (use_dora: {str(config.use_dora).lower()}), "
+            f"found {', '.join(parts)}"
+        )
+    if not config.targets(module):
+        raise CheckpointError(f"{path}: module '{module}': is not among target_modules of {config.where}")
+    for tensor in parts.values():
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype}"
+            )
+    shapes = (parts["lora_A.weight"].shape, parts["lora_B.weight"].shape)
+    rank = config.rank(module)
+    if [len(shape) for shape in shapes] != [2, 2] or (shapes[0][0], shapes[1][1]) != (rank, rank):
+        raise CheckpointError(
+            f"{path}: module '{module}': r and rank_pattern of {config.where} say rank {rank}, but the factors have "
+            f"shapes {list(shapes[0])} and {list(shapes[1])}"
+        )
+
+
+def _whole_tensors(saved: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    return {name: replace(tensor, name=name) for name, tensor in saved.items()}
+
+
+def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> WeightIndex:
+    """Return the tensors of a folder of :func:`adapted_folder`: the base's, with the adapter's updates.
+
+    Raises:
+      CheckpointError: as :func:`index_folder`; or an update of a matrix that the base does not have, or of another
+        shape.
+    """
+    base, adapter = index_folder(Path(os.readlink(folder / BASE)), side_files=side_files), folder / ADAPTER
+    config = read_adapter_config(adapter)
+    factors, saved = _tensors(adapter, config)
+    updates: dict[str, Update] = dict(base.updates)
+    for module, parts in factors.items():
+        name = f"{module}.weight"
+        matrix = base.tensors.get(name)
+        shape = (parts["lora_B.weight"].shape[0], parts["lora_A.weight"].shape[1])
+        if matrix is None or matrix.shape != shape:
+            found = "no such tensor" if matrix is None else f"shape {list(matrix.shape)}"
+            raise CheckpointError(
+                f"{base.folder}: tensor '{name}', which the adapter {folder_name(adapter)} updates: expected shape "
+                f"{list(shape)}, found {found}: name the base model of this adapter with --base"
+            )
+        updates[name] = _LowRank(
+            a=parts["lora_A.weight"],
+            b=parts["lora_B.weight"],
+            magnitude=parts.get("lora_magnitude_vector"),
+            scale=config.scale(module),
+            before=updates.get(name),
+        )
+    if config.complete:
+        _check_complete(base.tensors.values(), factors, config)
+    whole = _whole_tensors(saved)
+    files = tuple(
+        dict.fromkeys([*base.files, *(t.path for parts in factors.values() for t in parts.values())])
+    )
+    return WeightIndex(
+        folder,
+        files,
+        {**base.tensors, **whole},
+        {name: update for name, update in updates.items() if name not in whole},
+        base.told,
+    )
+
+
+def folder_name(adapter: Path) -> str:
+    """The folder that a link leads to, for messages."""
+    return os.readlink(adapter) if adapter.is_symlink() else str(adapter)
+
+
+def _check_complete(tensors: Iterable[TensorInfo], factors: Mapping[str, Any], config: AdapterConfig) -> None:
+    """Refuse an adapter without the factors of a matrix of the base that `target_modules` names."""
+    matrices = [
+        one.name.removesuffix(".weight")
+        for one in tensors
+        if one.name.endswith(".weight") and len(one.shape) == 2
+    ]
+    saved = [module for module in matrices if config.saves(f"{module}.weight")]
+    lost = [module for module in matrices if config.targets(module) and module not in {*factors, *saved}]
+    if lost:
+        raise CheckpointError(
+            f"{config.where}: target_modules names {listed([quote(module) for module in lost])} of the base, of which "
+            "the adapter has no factors: get the whole adapter, or name its base with --base"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LowRank:
+    """W + scale * B A, and of DoRA its rows scaled to the lengths of the magnitude vector."""
+
+    a: TensorInfo  # [r, I]
+    b: TensorInfo  # [O, r]
+    magnitude: TensorInfo | None  # [O] of DoRA (Liu et al., 2024, equation 5)
+    scale: float
+    before: Update | None  # that of an adapter of the base
+
+    def __call__(
+        self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
+    ) -> None:
+        rows, columns = (slice(*part.indices(size)) for part, size in zip(region, tensor.shape, strict=True))
+        # The length of a row needs all its columns.
+        read = columns if self.magnitude is None else slice(0, tensor.shape[1])
+        merged = np.empty((rows.stop - rows.start, read.stop - read.start), np.float32)
+        reader.read(merged, tensor, (rows, read), self.before)
+        rank = self.a.shape[0]
+        a = np.empty((rank, merged.shape[1]), np.float32)
+        b = np.empty((merged.shape[0], rank), np.float32)
+        reader.read(a, self.a, (slice(0, rank), read))
+        reader.read(b, self.b, (rows, slice(0, rank)))
+        merged += np.float32(self.scale) * (b @ a)
+        if self.magnitude is not None:
+            lengths = np.empty(merged.shape[0], np.float32)
+            reader.read(lengths, self.magnitude, (rows,))
+            merged *= (lengths / np.linalg.norm(merged, axis=1))[:, None]
+            merged = merged[:, columns]
+        out[...] = merged.astype(out.dtype)

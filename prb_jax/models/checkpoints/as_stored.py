@@ -1,0 +1,114 @@
+"""Checkpoints as other tools leave them: wrappers in names of tensors, and matrices of FP8 with scales of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.weight_file import TensorInfo
+from prb_jax.models.checkpoints.weight_index import SCALE, SliceReader, Update, WeightIndex
+from prb_jax.records.reading import read_object
+
+# Of torch.compile and of DistributedDataParallel.
+_WRAPPERS = ("_orig_mod.", "module.")
+_SAVED, _ORIGINAL = (
+    ".modules_to_save.default.",
+    ".original_module.",
+)  # PEFT's wrapper of a module that is trained whole
+_BLOCK = (128, 128)  # of DeepSeek-V3, where config.json does not say it
+
+
+def as_stored(index: WeightIndex) -> WeightIndex:
+    """Return the index with plain names, and with matrices of FP8 that are multiplied by their scales as they are read.
+
+    Raises:
+      CheckpointError: two tensors of one name, or scales that do not fit their matrix.
+    """
+    tensors, told = dict(index.tensors), list[str]()
+    while tensors and (prefix := _prefix(tensors)):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        told.append(f"all names begin with '{prefix}', which is left out")
+    if any(_SAVED in name for name in tensors):
+        trained = {name: tensor for name, tensor in tensors.items() if _ORIGINAL not in name}
+        tensors = {name.replace(_SAVED, "."): tensor for name, tensor in trained.items()}
+        if len(tensors) < len(trained):
+            raise CheckpointError(
+                f"{index.folder}: a tensor is there twice, with and without '{_SAVED.strip('.')}'"
+            )
+        told.append(f"modules of PEFT are read from '{_SAVED.strip('.')}', not from 'original_module'")
+    tensors = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+    scales = {name.removesuffix(SCALE): tensor for name, tensor in tensors.items() if name.endswith(SCALE)}
+    updates: dict[str, Update] = {}
+    if scales:
+        block = _block(index.folder)
+        updates = {name: _scaled(tensors, name, scale, block) for name, scale in scales.items()}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+        size = " x ".join(map(str, block))
+        told.append(f"{len(scales)} matrices of FP8 are multiplied by their scales of blocks of {size}")
+    return replace(index, tensors=tensors, updates=updates, told=tuple(told))
+
+
+def _prefix(names: Mapping[str, object]) -> str | None:
+    """A wrapper around the whole model, by the beginning of all names."""
+    wrappers = [*_WRAPPERS, *(["model."] if any(name.startswith("model.model.") for name in names) else [])]
+    return next((one for one in wrappers if all(name.startswith(one) for name in names)), None)
+
+
+def _block(folder: Path) -> tuple[int, int]:
+    """Rows and columns of a block, as `quantization_config` says them."""
+    described = read_object(folder / "config.json", error=CheckpointError, finite=False).get(
+        "quantization_config"
+    )
+    size = (
+        described.get("weight_block_size", list(_BLOCK)) if isinstance(described, Mapping) else list(_BLOCK)
+    )
+    if not isinstance(size, list) or len(size) != 2 or not all(type(one) is int and one > 0 for one in size):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: field 'quantization_config.weight_block_size': expected two sizes, found "
+            f"{quote(size)}"
+        )
+    return size[0], size[1]
+
+
+def _scaled(
+    tensors: Mapping[str, TensorInfo], name: str, scale: TensorInfo, block: tuple[int, int]
+) -> Update:
+    matrix = tensors.get(name)
+    if matrix is None or matrix.dtype != "F8_E4M3" or len(matrix.shape) != 2:
+        raise CheckpointError(
+            f"{scale.path}: tensor '{scale.name}': expected a matrix '{name}' of F8_E4M3 beside it"
+        )
+    expected = tuple(-(-size // of_block) for size, of_block in zip(matrix.shape, block, strict=True))
+    if scale.shape != expected:
+        raise CheckpointError(
+            f"{scale.path}: tensor '{scale.name}': expected shape {list(expected)}, found {list(scale.shape)}"
+        )
+    return _Scaled(scale, block)
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A matrix times its scales, one for each block of rows and columns."""
+
+    scale: TensorInfo
+    block: tuple[int, int]
+
+    def __call__(
+        self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
+    ) -> None:
+        bounds = [part.indices(size)[:2] for part, size in zip(region, tensor.shape, strict=True)]
+        values = np.empty([stop - start for start, stop in bounds], np.float32)
+        reader.read(values, tensor, region)
+        blocks = tuple(
+            slice(start // size, -(-stop // size))
+            for (start, stop), size in zip(bounds, self.block, strict=True)
+        )
+        scales = np.empty([part.stop - part.start for part in blocks], np.float32)
+        reader.read(scales, self.scale, blocks)
+        for axis, ((start, stop), size) in enumerate(zip(bounds, self.block, strict=True)):
+            scales = np.take(scales, np.arange(start, stop) // size - start // size, axis=axis)
+        out[...] = (values * scales).astype(out.dtype)

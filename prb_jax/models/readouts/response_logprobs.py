@@ -1,0 +1,137 @@
+"""Log-probabilities that a language model gives to the responses in packed streams.
+
+Letters: S streams of N tokens, M responses that are read in each, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.models import Together
+from prb_jax.models.attention.reads import take_places
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Decoder, Params, decode_stream
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import bind
+from prb_jax.models.readouts.score_tree import ScoreFn, stream_batch_shardings
+from prb_jax.platform.sharding import on_any_mesh, replicated
+from prb_jax.trees.streams import StreamBatch
+
+Values = TypeVar("Values")
+
+LOGITS_AT_ONCE = 1 << 24
+"""About so many logits are in memory at a time."""
+
+
+def map_logprobs(
+    decoder: Decoder,
+    params: Params,
+    states: jax.Array,
+    tokens: jax.Array,
+    read: Callable[[jax.Array, jax.Array], Values],
+    *,
+    dtype: jnp.dtype,
+    needed: jax.Array | None = None,
+) -> Values:
+    """Return arrays [S, N, ...] that are read from the log-probabilities after each of N states.
+
+    A run of states is read at a time: the logits of all would be [S, N, V].
+
+    Args:
+      decoder: whose configuration has the head of a language model.
+      params: its parameters, with the head.
+      states: [S, N, D], before the last norm.
+      tokens: int32 [S, N].
+      read: gives arrays [S, R, ...] for log-probabilities [S, R, V] and tokens [S, R].
+      dtype: of the factors of the logits.
+      needed: bool [S, N]; a run of states that nobody needs is left out, and gives zeros.
+    """
+    head = decoder.config.head
+    assert isinstance(head, LanguageHead)
+    streams, count, _ = states.shape
+    run = max(1, min(count, LOGITS_AT_ONCE // (streams * decoder.config.vocab_size)))
+    padding = -count % run
+
+    def in_runs(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
+        return padded.reshape(streams, -1, run, *x.shape[2:]).swapaxes(0, 1)
+
+    def of_run(states: jax.Array, tokens: jax.Array) -> Values:
+        logits = head.next_token(params, decoder.normed(states).astype(dtype))
+        return read(logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True), tokens)
+
+    def of_needed(states: jax.Array, tokens: jax.Array, needed: jax.Array) -> Values:
+        def zeros(*given: jax.Array) -> Values:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_run, *given))
+
+        return lax.cond(jnp.any(needed), of_run, zeros, states, tokens)
+
+    runs = map(in_runs, (states, tokens) if needed is None else (states, tokens, needed))
+    values = lax.map(lambda part: (of_run if needed is None else of_needed)(*part), tuple(runs))
+    return jax.tree.map(
+        lambda x: x.swapaxes(0, 1).reshape(streams, count + padding, *x.shape[3:])[:, :count], values
+    )
+
+
+def response_logprobs(
+    params: Params,
+    batch: StreamBatch,
+    *,
+    config: DecoderConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    together: Together,
+) -> jax.Array:
+    """Return the log-probability of each response, float32 [S, M], or [B, K] where the batch has places of trees.
+
+    A response is every token from its read place to its end.
+    """
+    decoder = bind(config, params)
+    states = decode_stream(decoder, batch, dtype=dtype, mesh=mesh, reads_only=False)
+    tokens, previous, reads, ends = map(jnp.asarray, (batch.tokens, batch.previous, batch.reads, batch.ends))
+
+    def within(columns: jax.Array) -> jax.Array:
+        """bool [S, M, N]: the columns of each response."""
+        return (reads[:, :, None] <= columns[:, None]) & (columns[:, None] <= ends[:, :, None])
+
+    # The tokens of responses come first: logits of prompts, most of a stream, are not computed.
+    needed = within(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)).any(axis=1)
+    order = jnp.argsort(~needed, axis=1, stable=True)
+
+    def ordered(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, order, axis=1)
+
+    def of_token(logprobs: jax.Array, tokens: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
+
+    before = take_places(states, jnp.maximum(ordered(previous), 0))
+    values = map_logprobs(
+        decoder, params, before, ordered(tokens), of_token, dtype=dtype, needed=ordered(needed)
+    )
+    values = jnp.where(within(order), values[:, None], 0.0)
+    if together == "norm":
+        rewards = -jnp.sqrt(jnp.sum(values**2, axis=-1))
+    else:
+        rewards = values.sum(axis=-1) / ((ends - reads + 1) if together == "average" else 1)
+    return rewards if batch.places is None else jnp.take(rewards.reshape(-1), batch.places)
+
+
+def make_logprob_fn(
+    config: DecoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    together: Together,
+    shardings: Mapping[str, Any],
+) -> ScoreFn:
+    """Return the jitted :func:`response_logprobs`: (params, StreamBatch) -> float32, the same on every device."""
+    program = functools.partial(response_logprobs, config=config, mesh=mesh, dtype=dtype, together=together)
+    of_inputs = (shardings, stream_batch_shardings(mesh))
+    return jax.jit(on_any_mesh(program, mesh), in_shardings=of_inputs, out_shardings=replicated(mesh))
