@@ -151,7 +151,8 @@ def _peft_factors(
     rank = len(pairs[0][0])
     whole = np.zeros((leaves[0].file_shape[0], rank * len(pairs)), np.float32)
     for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):
-        ((start, stop),) = leaf.pieces or ()
+        assert leaf.pieces is not None
+        start, stop = leaf.pieces[0]
         whole[start:stop, number * rank : (number + 1) * rank] = b
     return np.concatenate([a for a, _ in pairs]), whole
 
