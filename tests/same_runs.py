@@ -118,13 +118,16 @@ def run(out: Path, names: list[str]) -> int:
     for name in names or RUNS:
         line, *settings = RUNS[name]
         shutil.rmtree(out / name, ignore_errors=True)
-        config = out / f"{name}.yaml"
+        config = out / f"{name}.py"
         out.mkdir(parents=True, exist_ok=True)
         for values in settings:
+            filled = {
+                key: value.format(**places) if isinstance(value, str) else value
+                for key, value in dict(values).items()
+            }
             config.write_text(
-                "".join(
-                    f"{key}: {json.dumps(value)}\n".format(**places) for key, value in dict(values).items()
-                )
+                "from ml_collections import ConfigDict\n\n\n"
+                f"def get_config():\n    return ConfigDict({filled!r}, allow_dotted_keys=True)\n"
             )
         place = out / name / "ranked.jsonl" if name == "rank_profiles" else out / name
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Every option of `prb build`: its name, type, default and meaning.
 
-A config is a Python file whose `get_config()` changes :func:`default_config`, or a YAML or TOML file.
+A config is a Python file whose `get_config()` changes :func:`default_config`.
 """
 
 from __future__ import annotations

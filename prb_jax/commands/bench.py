@@ -11,8 +11,8 @@ from typing import Any
 from prb_jax.commands.arguments import Parser, call, chosen, given_flags, number_type
 from prb_jax.commands.process import prepare_jax, print_table
 from prb_jax.errors import RunError
-from prb_jax.measure.bench.options import BenchOptions
-from prb_jax.records.options import Option, options_of
+from prb_jax.measure.bench.options import RIVALS, BenchOptions
+from prb_jax.records.options import Option
 from prb_jax.records.writing import write_file
 from prb_jax.seams import value_at
 
@@ -222,9 +222,9 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, how: _Verb) -> None:
     """Raise RunError for options that do not go together, and for a model that must have weights and has none."""
-    for name, option in options_of(BenchOptions).items():
-        flag, rival = f"--{name.replace('_', '-')}", option.needs.removeprefix("against=")
-        if rival and flag in given_flags(options) and options.against != rival:
+    for name, rival in RIVALS.items():
+        flag = f"--{name.replace('_', '-')}"
+        if flag in given_flags(options) and options.against != rival:
             raise RunError(f"{flag} needs --against {rival}")
     if options.verb == "train" and options.against and options.tuning != "full":
         raise RunError(f"--against trl trains all weights: leave out --tuning {options.tuning}")

@@ -10,7 +10,7 @@ from typing import Any
 from prb_jax.commands.arguments import Parser
 from prb_jax.errors import RunError, quote
 from prb_jax.platform.paths import OUTPUTS, localised, shown
-from prb_jax.records.config_files import explained_settings, read_config_file, unknown_key
+from prb_jax.records.config_files import config_values, explained_settings, read_config, unknown_key
 from prb_jax.runs import set_command_line
 
 
@@ -19,11 +19,11 @@ def add_configured(
 ) -> None:
     """Add CONFIG and KEY=VALUE, which `given_config` returns, and `--out`; the help names examples of each."""
     sub.needed = ("config", "out")
-    about = f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
+    about = f"Python file with get_config(); or the name of a config that prb_jax brings, as {config}"
     sub.option("[CONFIG]", about)
     sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
     sub.option("--out DIR", f"run folder, also at gs:// or s3://: {out}")
-    sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
+    sub.option("--show-config", "print a config of every option with its meaning, and train nothing")
     sub.long_run(kept, distributed=distributed)
 
 
@@ -70,7 +70,7 @@ def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
 
 def _read_options(path: Path, actions: dict[str, argparse.Action]) -> dict[str, Any]:
     values = {}
-    for written, value in read_config_file(path).items():
+    for written, value in config_values(read_config(path)).items():
         key = str(written).replace("-", "_")
         if key not in actions:
             raise RunError(f"{path}: {unknown_key(key, actions)}")

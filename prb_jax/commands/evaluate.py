@@ -54,7 +54,7 @@ def add(sub: Parser) -> None:
     sub.long_run("what was scored is kept: the same command continues the run")
     sub.option(
         "--config FILE",
-        "YAML or TOML file with these options (model: PATH, data: [FILE], profile_posts: 3, ...); what the "
+        "Python file whose get_config() returns these options ({'model': PATH, 'profile_posts': 3, ...}); what the "
         "command line says comes before it",
     )
     sub.needed = ("model", "data", "out")

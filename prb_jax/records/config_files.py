@@ -1,7 +1,7 @@
 """Configs: files, mappings and `key=value` overrides become settings (dataclasses of options), and the way back.
 
-Errors name file and key. A YAML or TOML file has the keys dotted or nested; a Python file has a function
-``get_config()`` that gives an ml_collections `ConfigDict`.
+A config file is a Python file with a function ``get_config()``, which returns an ml_collections `ConfigDict` or a dict,
+its keys dotted or nested. Errors name file and key.
 """
 
 from __future__ import annotations
@@ -9,26 +9,32 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import json
 import math
 import runpy
 import textwrap
-import tomllib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from prb_jax.errors import RunError, first_line, quote
 from prb_jax.platform.paths import localised
-from prb_jax.records.options import Option, choices_of, flat_values, from_flat, optional_type, options_of
+from prb_jax.records.options import (
+    Option,
+    choices_of,
+    flat_settings,
+    flat_values,
+    from_flat,
+    optional_type,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 Settings = TypeVar("Settings")
 
-SUFFIXES = (".yaml", ".yml", ".toml")
-_WIDTH = 80  # of --show-config
+_NOT_READ = (".yaml", ".yml", ".toml")
+_WIDTH, _INDENT = 80, "    "  # of --show-config
 _TRUE, _FALSE, _NONE = ("true", "1", "yes"), ("false", "0", "no"), ("none", "null")
 
 _CONFIGS = Path(__file__).resolve().parents[1] / "commands" / "configs"
@@ -55,31 +61,6 @@ def find_config(name: str | Path) -> Path:
     )
 
 
-def read_config_file(path: str | Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML or TOML file, as nested dicts.
-
-    Raises:
-      RunError: the file cannot be read, has another suffix, or holds anything but distinct keys with values.
-    """
-    file = Path(path)
-    if file.suffix not in SUFFIXES:
-        raise RunError(f"{file}: expected a file named {', '.join('*' + suffix for suffix in SUFFIXES)}")
-    try:
-        text = file.read_text(encoding="utf-8")
-        value = tomllib.loads(text) if file.suffix == ".toml" else _yaml(text)
-    except FileNotFoundError:
-        raise RunError(f"{file}: no such config file") from None
-    except OSError as error:
-        raise RunError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        kind = "TOML" if file.suffix == ".toml" else "YAML"
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise RunError(f"{file}: not {kind} ({reason})") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{file}: expected keys with values, found {quote(value)}")
-    return value
-
-
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Return the words for a key that does not exist, with the nearest one that does."""
     near = _nearest(key, list(known))
@@ -102,38 +83,19 @@ def _nearest(key: str, known: list[str]) -> str | None:
     return None
 
 
-def _yaml(text: str) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses a key that is given twice; the standard loader keeps the last one."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-            seen = set()
-            for key in (key for key, _ in node.value if isinstance(key.value, str)):
-                if key.value in seen:
-                    raise ValueError(
-                        f"line {key.start_mark.line + 1}: the key {quote(key.value)} is given twice"
-                    )
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    try:
-        value = yaml.load(text, Loader=Loader)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        raise ValueError(f"line {mark.line + 1}: {problem}" if mark and problem else str(error)) from error
-    return {} if value is None else value
-
-
-def read_config(path: str | Path) -> ConfigDict:
-    """Run a Python config file and return the result of its `get_config()`.
+def read_config(path: str | Path) -> Any:
+    """Run a config file and return the result of its `get_config()`, a ConfigDict or a dict.
 
     Raises:
-      RunError: no such file; it fails, has no `get_config`, or that returns something else.
+      RunError: no such file; it is no Python file, fails, has no `get_config`, or that returns something else.
     """
     from ml_collections import ConfigDict
 
+    if Path(path).suffix in _NOT_READ:
+        raise RunError(
+            f"{path}: a config is a Python file: write the same keys and values as the dict that its `def "
+            "get_config():` returns, as {'steps': 100, 'optimizer.b2': 0.99}, or on the command line as key=value"
+        )
     file = find_config(path)
     try:
         namespace = runpy.run_path(str(file))
@@ -147,9 +109,16 @@ def read_config(path: str | Path) -> ConfigDict:
     except Exception as error:
         reason = first_line(error).strip("'\"")
         raise RunError(f"{file}: get_config() fails: {type(error).__name__}: {reason}") from error
-    if not isinstance(config, ConfigDict):
-        raise RunError(f"{file}: get_config(): expected a ConfigDict, found {type(config).__name__}")
+    if not isinstance(config, ConfigDict | Mapping):
+        raise RunError(
+            f"{file}: get_config(): expected a ConfigDict or a dict, found {type(config).__name__}"
+        )
     return config
+
+
+def config_values(config: Any) -> Mapping[str, Any]:
+    """Return the keys and values of a ConfigDict or a mapping."""
+    return config if isinstance(config, Mapping) else config.to_dict()
 
 
 def to_config_dict(settings: Any) -> ConfigDict:
@@ -173,7 +142,7 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
     """Return checked settings of a kind, a dataclass whose fields are options or sections of them.
 
     Args:
-      config: path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
+      config: Path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
         nested keys, or settings; None for the defaults.
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
         `mesh=none`, `lora.targets=q,v`. The last one wins.
@@ -182,39 +151,54 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
       RunError: an unknown key (naming the nearest one) or a wrong type.
       PrbError: a value out of range.
     """
-    known, values = options_of(kind), {}
-    if isinstance(config, str | Path):
-        config = find_config(config)
-    if isinstance(config, Path) and config.suffix in SUFFIXES:
-        values = _read_values(config, known)
-    else:
-        config = read_config(config) if isinstance(config, Path) else config
-        if isinstance(config, kind):
-            config = to_config_dict(config)
-        values = dict(
-            flat_values(config if isinstance(config, Mapping) else config.to_dict() if config else {})
-        )
+    known, values = options_of(kind), dict[str, Any]()
+    if isinstance(config, kind):
+        values = flat_settings(config)
+    elif isinstance(config, str | Path):
+        read = read_config(config)
+        try:
+            values = _flat(read, known)
+        except RunError as error:
+            raise RunError(f"{config}: {error}") from error
+    elif config is not None:
+        values = _flat(config, known)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
             raise RunError(f"override {quote(text)}: expected key=value")
         key = key.removeprefix("config.").replace("-", "_")
-        values[key] = _parse(key, value, _type_of(key, known))
-    checked = {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()}
-    return localised(from_flat(kind, checked, prefix=""))
+        hint = _type_of(key, known)
+        values[key] = _checked(key, _parse(key, value, hint), hint)
+    return localised(from_flat(kind, values, prefix=""))
+
+
+def _flat(config: Any, known: Mapping[str, Option]) -> dict[str, Any]:
+    """Checked values of a config by dotted keys."""
+    values: dict[str, Any] = {}
+    for key, value in flat_values(config_values(config)):
+        if key in values:
+            raise RunError(f"config key '{key}' is given twice")
+        values[key] = _checked(key, value, _type_of(key, known))
+    return values
 
 
 def explained_settings(settings: Any) -> str:
-    """Return every option on a line of its own, below its meaning; the whole is a YAML config."""
-    return "\n".join(_lines(settings)) + "\n"
+    """Return a config file that sets every option, each below its meaning."""
+    lines = [
+        '"""Every option with its meaning."""',
+        "",
+        f"from {type(settings).__module__} import default_config",
+        "",
+        "",
+        "def get_config():",
+        f"{_INDENT}config = default_config()",
+        *_lines(settings, "config."),
+        f"{_INDENT}return config",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def value_text(value: Any) -> str:
-    """Return a value as JSON, which YAML reads too."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _lines(part: Any, prefix: str = "") -> Iterator[str]:
+def _lines(part: Any, prefix: str) -> Iterator[str]:
     known = options_of(type(part), sections=False)
     for item in dataclasses.fields(part):
         value = getattr(part, item.name)
@@ -225,26 +209,15 @@ def _lines(part: Any, prefix: str = "") -> Iterator[str]:
             choices = known[item.name].choices
             one_of = f" One of: {', '.join(choices)}." if choices else ""
             yield from ("", *_comment(known[item.name].meaning + one_of))
-            yield f"{prefix}{item.name}: {value_text(value)}"
+            yield f"{_INDENT}{prefix}{item.name} = {value!r}"
+    if prefix == "config.":
+        yield ""
 
 
 def _comment(text: str) -> list[str]:
     text = text if text.startswith("`") else text[:1].upper() + text[1:]
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _read_values(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
-    """The values of a YAML or TOML file; a text is read as on the command line, as these know no `1e-4` or no null."""
-    values = {}
-    try:
-        for key, value in flat_values(read_config_file(path)):
-            hint = _type_of(key, known)
-            if key in values:
-                raise RunError(f"config key '{key}' is given twice")
-            values[key] = _checked(key, _parse(key, value, hint) if isinstance(value, str) else value, hint)
-    except RunError as error:
-        raise RunError(f"{path}: {error}") from error
-    return values
+    start = f"{_INDENT}# "
+    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
 
 
 def _type_of(key: str, known: Mapping[str, Option]) -> Any:

@@ -33,14 +33,6 @@ class Option:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    used_by: tuple[str, ...] = ()  # the algorithms that use it; if empty, all do
-    used_with: str = ""  # a key with which every algorithm uses it
-    # the kinds of things that use it, where it is handed to one of several kinds; if empty, all do
-    used_where: tuple[str, ...] = ()
-    # another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
-    # none and 0 will do
-    needs: str = ""
-    needs_text: str = ""  # the same in words; `needs` if not given
     # what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`
     required: str = ""
     # whether the value decides the result, or names something that is known by its contents, or has none
@@ -98,10 +90,9 @@ def option(default: Any, meaning: str, shown: str = "", **more: Any) -> Any:
     return field(default=default, metadata={_OPTION: Option(meaning=meaning, shown=shown, **more)})
 
 
-def section(kind: Callable[[], Any], **more: Any) -> Any:
-    """A field with a dataclass of options; `more` are attributes of :class:`Option`
-    for those of its options that do not set them."""
-    return field(default_factory=kind, metadata={_OPTION: Option(**more)})
+def section(kind: Callable[[], Any]) -> Any:
+    """A field with a dataclass of options."""
+    return field(default_factory=kind, metadata={_OPTION: Option()})
 
 
 def same_option(kind: type, name: str, **changes: Any) -> Any:
@@ -149,14 +140,8 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
             default = None if item.default is dataclasses.MISSING else item.default
             known[item.name] = replace(here, default=default, type=hint, choices=choices)
         elif sections:
-            for key, inner in options_of(hint).items():
-                known[f"{item.name}.{key}"] = replace(inner, **(_said(here) | _said(inner)))
+            known |= {f"{item.name}.{key}": inner for key, inner in options_of(hint).items()}
     return known
-
-
-def _said(option: Option) -> dict[str, Any]:
-    """The attributes that do not have their defaults."""
-    return {name: value for name, value in vars(option).items() if value != getattr(Option, name)}
 
 
 def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
@@ -169,38 +154,6 @@ def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
         if known.required and key not in but and not getattr(settings, key):
             raise RunError(
                 f"config key '{key}': expected {known.required}, found none: add {key}={known.shown}"
-            )
-
-
-def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
-    """Refuse options without effect: each of them must have its default.
-
-    Args:
-      settings: with an `algorithm`.
-      given: keys whose values the caller has from elsewhere.
-
-    Raises:
-      DataError: an option that the algorithm does not use (names those that do), or that needs another one.
-    """
-    flat, unset = flat_settings(settings), flat_settings(type(settings)())
-    for key, known in options_of(type(settings)).items():
-        value, default = flat[key], quote(unset[key])
-        if value == unset[key]:
-            continue
-        users = known.used_by
-        used = not users or settings.algorithm in users
-        if not used and (not known.used_with or flat[known.used_with] is None):
-            raise DataError(
-                f"{key}: expected nothing but its default {default} with algorithm={settings.algorithm}, which "
-                f"does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found {quote(value)}"
-            )
-        needed, _, wanted = known.needs.partition("=")
-        if not needed or needed in given:
-            continue
-        if flat[needed] != wanted if wanted else flat[needed] in (None, 0, "none"):
-            raise DataError(
-                f"{key}: needs {known.needs_text or known.needs}: without it expected nothing but the default "
-                f"{default}, found {quote(value)}"
             )
 
 

@@ -49,6 +49,7 @@ class Scorer:
         True  # False for functions of texts, and for models behind a server that scores
     )
     adapts: ClassVar[bool] = False  # whether it learns a user from comparisons
+    judges: ClassVar[bool] = False  # whether it is a language model that is asked for a verdict
 
     def identity(self) -> Mapping[str, Any]:
         """Return everything about the model that decides its scores, JSON-ready.

@@ -23,7 +23,7 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import BatchSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.data import Examples, Order
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import RewardTrainer
+from prb_jax.training.train import reward_trainer
 
 TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
 """The options of loading that a training has too."""
@@ -71,7 +71,7 @@ class TrainableBackbone:
             batch=BatchSettings(comparisons=settings.batch),
             **given,
         )
-        trainer = RewardTrainer(
+        trainer = reward_trainer(
             wanted, start_from(wanted, comparisons, out=out), mesh=self.mesh, data=comparisons, out=out
         )
         trainer.plan(

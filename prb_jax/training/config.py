@@ -1,7 +1,7 @@
 """The options of a training run, each with its default, meaning and range, and how a config becomes settings.
 
-A YAML or TOML file has the keys dotted or nested; a Python file has a function that gives an ml_collections
-`ConfigDict`:
+A config file is a Python file with a function that returns an ml_collections `ConfigDict`, or a dict of the keys to
+change:
 
     from prb_jax.training.config import default_config
 

@@ -37,7 +37,7 @@ from prb_jax.training.layouts import (
 )
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import RewardTrainer
+from prb_jax.training.train import reward_trainer
 
 
 def convert(
@@ -131,7 +131,7 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True, run=run_identity(path))
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        trainer = RewardTrainer(settings, start, mesh=make_mesh(None), data=(), out=path)
+        trainer = reward_trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()

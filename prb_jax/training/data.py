@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Examples:
     known: Items[Any]  # a `Row` of each: of the same comparisons, the part that is no text
     # the prepared folder with tokens that they all come from, and its split, if there is one
     prepared: tuple[Path, str] | None = None
+    sources: Sequence[Mapping[str, Any]] = ()  # what each named source is made of, JSON-ready
     trees: Sequence[Tree] = ()  # the tokens of each, once they are known
     # float32 [n], of each in the loss; equal ones if not given
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -92,48 +93,68 @@ def read_training_data(
       DataError: what `read_comparisons` raises, as for equal labels; an empty split; ids or users on both
         sides of a boundary that they must not cross.
     """
-    described: dict[str, Any] = {}
-
-    def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Examples:
-        comparisons = Held[Comparison]()
-        subset = settings.subset if role != "validation.test" else None
-        limit = settings.limit if role == "data" else None
-        if given is not None:
-            if text:
-                raise RunError(
-                    f"config key '{role}': names {quote(text)}, but records are given in its place"
-                )
-            comparisons = Held(read_comparisons(given, subset=subset, limit=limit))
-            described[role] = [{"kind": "records", "sha256": digest(comparisons)}]
-        parts = [
-            (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)
-        ]
-        for name, part in parts:
-            about = describe_source(name, split=split)
-            if not about.get("files"):  # only its name is known without reading it
-                about["sha256"] = digest(part)
-            described.setdefault(role, []).append(about)
-        if not all(part.in_memory for _, part in parts):
-            return _read_large(parts, subset=subset, limit=limit, split=split)
-        comparisons += [comparison for _, part in parts for comparison in part]
-        _refuse_repeated_ids(comparisons, role)
-        return Examples(comparisons, comparisons)
-
     options, split_by = settings.validation, None
-    train = read(settings.data, "data", split=SPLIT, given=data)
-    held = read(options.data, "validation.data", split="validation", given=validation)
-    test = read(options.test, "validation.test", split="test")
+    subset = settings.subset
+    train = read_examples(settings.data, "data", subset=subset, limit=settings.limit, given=data)
+    held = read_examples(options.data, "validation.data", split="validation", subset=subset, given=validation)
+    test = read_examples(options.test, "validation.test", split="test")
+    roles = {"data": train, "validation.data": held, "validation.test": test}
+    sources = {role: part.sources for role, part in roles.items() if part.sources}
     if len(held):
         split_by = "data"
     elif options.fraction > 0:
         split_by = _split_rule(train.known, options)
         out = _held_out(train.known, fraction=options.fraction, by=split_by)
         train, held = train.at(np.flatnonzero(~out)), train.at(np.flatnonzero(out))
-    roles = {"training": train.known, "validation": held.known, "test": test.known}
-    _check_boundaries(roles, options, own_validation=split_by == "data")
+    known = {"training": train.known, "validation": held.known, "test": test.known}
+    _check_boundaries(known, options, own_validation=split_by == "data")
     if options.limit is not None and len(held) > options.limit:
         held = held.at(np.linspace(0, len(held) - 1, options.limit).round().astype(np.int64))
-    return TrainingData(train, held, described, split_by)
+    return TrainingData(train, held, sources, split_by)
+
+
+def read_examples(
+    text: str | None,
+    role: str,
+    *,
+    split: str = SPLIT,
+    subset: str | None = None,
+    limit: int | None = None,
+    given: Records | None = None,
+) -> Examples:
+    """Read the comparisons of one role of a run.
+
+    Args:
+      text: Names of sources.
+      role: Config key that names them.
+      split: Split to read from sources that have several.
+      subset: Only this subset of each source.
+      limit: Most comparisons of each source.
+      given: Records in place of named sources.
+
+    Raises:
+      RunError: records and the name of a source.
+      DataError: what `read_comparisons` raises; an id that occurs in two sources.
+    """
+    comparisons = Held[Comparison]()
+    sources: list[Mapping[str, Any]] = []
+    if given is not None:
+        if text:
+            raise RunError(f"config key '{role}': names {quote(text)}, but records are given in its place")
+        comparisons = Held(read_comparisons(given, subset=subset, limit=limit))
+        sources = [{"kind": "records", "sha256": digest(comparisons)}]
+    parts = [(name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)]
+    for name, part in parts:
+        about = describe_source(name, split=split)
+        if not about.get("files"):  # only its name is known without reading it
+            about["sha256"] = digest(part)
+        sources.append(about)
+    if not all(part.in_memory for _, part in parts):
+        read = _read_large(parts, subset=subset, limit=limit, split=split)
+        return replace(read, sources=sources)
+    comparisons += [comparison for _, part in parts for comparison in part]
+    _refuse_repeated_ids(comparisons, role)
+    return Examples(comparisons, comparisons, sources=sources)
 
 
 def _named(text: str | None) -> list[str]:

@@ -64,7 +64,10 @@ class Board(Count):
 
 @dataclass(eq=False)
 class Loop:
-    """One start of a run, from the step where it stood on. Open with :func:`open_loop`."""
+    """One session of a run, from the last saved step on. Open with :func:`open_loop`.
+
+    The caller's ``for step in loop.steps()`` makes the steps; numbers, validations and saved states are in here.
+    """
 
     out: Path  # the run folder
     trainer: Trainer  # the model in training
@@ -73,11 +76,14 @@ class Loop:
     display: Display
     interruption: Interruption  # whether a signal asked to stop
     step: int  # steps made so far
-    facts: Mapping[str, Any]  # what the checkpoint that the run continues from says; empty at the start
+    # what is saved beside the state; at first from the checkpoint that the run continues from, empty at the start
+    facts: Mapping[str, Any]
     log: MetricsLog | None  # None in all processes but the first
     files: list[StepFile]  # of rows, which a checkpoint must not outlive
     stopped_by: str | None = None  # the signal that stopped it, as "SIGTERM"
-    reason: str | None = None  # why it ended before its last step
+    reason: str | None = None  # why it ends before its last step
+    _waiting: list[Callable[[], Row]] = field(default_factory=list)
+    _validation: dict[str, Any] = field(default_factory=dict)  # of the step at hand
 
     @property
     def settings(self) -> RunOptions:
@@ -88,6 +94,59 @@ class Loop:
     def speed(self) -> Speed:
         """Amounts for each second."""
         return self.board.speed
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each step, counted from 0, until the end, a signal (`stopped_by`) or a `reason`.
+
+        After each step a state is saved where it is due: at the end, for a validation, or every so many steps.
+        """
+        settings = self.settings
+        while self.step < settings.steps and self.reason is None:
+            yield self.step
+            self.step += 1
+            last = self.step == settings.steps or self.reason is not None
+            stop = self.interruption.reached(self.step)
+            if self._validation or last or stop or self.step % settings.checkpoint_every == 0:
+                self._save()
+            if stop and not last:
+                self.stopped_by = stop
+                break
+        self.checkpoints.wait()
+        if self.stopped_by:
+            self.say(
+                f"{self.stopped_by}: saved at step {self.step} of {settings.steps}; the same command continues the run"
+            )
+
+    def later(self, row: Callable[[], Row]) -> None:
+        """Report a step by a function that waits for it: the device works on the next step by then."""
+        self._waiting.append(row)
+        self._report_waiting(1)
+
+    def validate(self, measure: Callable[[], tuple[Mapping[str, float], float]]) -> None:
+        """Report a validation after the step at hand.
+
+        Args:
+          measure: returns its numbers, and the one, smaller is better, by which a checkpoint is the best.
+        """
+        self._report_waiting(0)
+        with self.speed.pause():
+            numbers, value = measure()
+        row = {f"validation_{name}": number for name, number in numbers.items()}
+        self.report({"step": self.step + 1, **row})
+        self._validation = {"validation": dict(numbers), "value": value}
+
+    def _report_waiting(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self.report(self._waiting.pop(0)())
+
+    def _save(self) -> None:
+        self._report_waiting(0)
+        with self.speed.pause():
+            for file in self.files:
+                file.sync()
+            facts = {"time": time.time(), "seed": self.settings.seed, **self._validation, **self.facts}
+            self.trainer.save(self.checkpoints, self.step, facts)
+        self._validation = {}
 
     def rates(self, **amounts: float) -> dict[str, float]:
         """Count what a step did, beside the step itself, and return the speeds by name."""
@@ -149,70 +208,6 @@ def open_loop(out: Path, trainer: Trainer, *, progress: bool) -> Iterator[Loop]:
         for message in [*messages, *([f"continued from the checkpoint of step {step}"] if step else [])]:
             loop.say(message)
         yield loop
-
-
-def run_steps(
-    loop: Loop,
-    batches: Iterator[Batch],
-    step_fn: Callable[[int, Batch], Callable[[], Row]],
-    *,
-    facts: Callable[[int], Mapping[str, Any]],
-    validates_at: Callable[[int], bool] = lambda step: False,
-    validate: Callable[[], tuple[Mapping[str, float], float]] | None = None,
-    reason_to_end: Callable[[], str | None] | None = None,
-) -> None:
-    """Make step after step, until the end, a signal (``loop.stopped_by``), or a reason (``loop.reason``).
-
-    Args:
-      loop: the run.
-      batches: what each step sees, from the step where the run stands on.
-      step_fn: starts a step, counted from 0, with its batch; what it returns waits for the step and gives its row. The
-        device works on a step while the row of the one before it is written, unless ``reason_to_end`` has to see every
-        row at once.
-      facts: what is saved beside the state after so many steps.
-      validates_at: whether there is a validation after so many steps.
-      validate: gives the numbers of a validation, and the one, smaller is better, by which a checkpoint is the best.
-      reason_to_end: asked at the start and after each step: why the run ends here, or None.
-    """
-    settings, at_once = loop.settings, reason_to_end is not None
-    waiting: list[Callable[[], Row]] = []
-
-    def report(most_waiting: int) -> None:
-        while len(waiting) > most_waiting:
-            loop.report(waiting.pop(0)())
-
-    loop.reason = reason_to_end() if reason_to_end else None
-    while loop.step < settings.steps and loop.reason is None:
-        waiting.append(step_fn(loop.step, next(batches)))
-        report(0 if at_once else 1)
-        loop.step += 1
-        loop.reason = reason_to_end() if reason_to_end else None
-        validation: dict[str, Any] = {}
-        if validate is not None and validates_at(loop.step):
-            report(0)
-            with loop.speed.pause():
-                numbers, value = validate()
-            loop.report(
-                {"step": loop.step, **{f"validation_{name}": number for name, number in numbers.items()}}
-            )
-            validation = {"validation": dict(numbers), "value": value}
-        last = loop.step == settings.steps or loop.reason is not None
-        stop = loop.interruption.reached(loop.step)
-        if validation or last or stop or loop.step % settings.checkpoint_every == 0:
-            report(0)
-            with loop.speed.pause():
-                for file in loop.files:
-                    file.sync()
-                saved = {"time": time.time(), "seed": settings.seed, **validation, **facts(loop.step)}
-                loop.trainer.save(loop.checkpoints, loop.step, saved)
-        if stop and not last:
-            loop.stopped_by = stop
-            break
-    loop.checkpoints.wait()
-    if loop.stopped_by:
-        loop.say(
-            f"{loop.stopped_by}: saved at step {loop.step} of {settings.steps}; the same command continues the run"
-        )
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,34 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from prb_jax.training.config import LossSettings
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a loss needs of a batch besides its tokens: of S streams with room for C comparisons each. Rows that only
+    fill up a stream are masked. A batch of sequences has no axis S."""
+
+    labels: np.ndarray | jax.Array  # float32 [S, C, K]
+    mask: np.ndarray | jax.Array  # bool [S, C, K], responses that are present
+    margin: np.ndarray | jax.Array  # float32 [S, C]
+    weights: np.ndarray | jax.Array  # float32 [S, C]
+    # int32 [S, C, K], which of the read places of its stream is each response's
+    places: np.ndarray | jax.Array
+
+    def by_comparison(self, rewards: jax.Array) -> dict[str, jax.Array]:
+        """Return the arguments of :func:`comparison_loss` of rewards [S, M] of streams, or [S] of sequences."""
+        arrays = {name: jnp.asarray(value) for name, value in vars(self).items()}
+        places = arrays.pop("places")
+        if places.ndim == 2:
+            return {"rewards": rewards[places], **arrays}
+        streams = len(places)
+        by_response = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1).reshape(places.shape)
+        arrays["rewards"] = by_response
+        return {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
 
 
 @jax.tree_util.register_dataclass
@@ -32,14 +58,6 @@ class LossParts:
     # reward_min, reward_max: over their responses; +inf and -inf before the first one
     reward_min: jax.Array
     reward_max: jax.Array
-
-    @staticmethod
-    def zero() -> LossParts:
-        """The parts of no comparison at all."""
-        values = {field.name: jnp.zeros((), jnp.float32) for field in dataclasses.fields(LossParts)}
-        values["reward_min"] = jnp.full((), jnp.inf, jnp.float32)
-        values["reward_max"] = jnp.full((), -jnp.inf, jnp.float32)
-        return LossParts(**values)
 
     def __add__(self, other: LossParts) -> LossParts:
         values = {

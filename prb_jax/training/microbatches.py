@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,28 +13,19 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
-from prb_jax.platform.sharding import mesh_shape
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
 from prb_jax.training.data import Examples
-from prb_jax.training.objective import Extras
+from prb_jax.training.losses import Extras
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys
-from prb_jax.trees.sequences import (
-    MOST_SAVED,
-    PackedSequences,
-    SequenceOptions,
-    choose_lengths,
-    make_sequence_batch,
-    sequence_options,
-)
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_tables import BLOCK, round_up
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from prb_jax.models.readouts.user_module import ModuleConfig
+    from prb_jax.training.modules import SequenceLayout
 
 STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
 
@@ -44,7 +34,7 @@ _LOOKED_AT = 1024  # comparisons, about, of these steps whose trees decide the s
 _COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
 """Floating-point operations of a CPU, and of one TPU or GPU, in the time of a compile."""
 
-_ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
+ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
 
 
 class TreesOnDemand(Sequence[Tree]):
@@ -84,6 +74,11 @@ def trees_of(trees: Sequence[Tree], members: np.ndarray) -> list[Tree]:
     if isinstance(trees, TreesOnDemand):
         trees.ahead(members)
     return [trees[member] for member in members]
+
+
+def first_steps(trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int) -> list[list[Tree]]:
+    """Return the trees of the steps that decide the shapes of a run; arguments as of :func:`plan_layout`."""
+    return [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +127,13 @@ def plan_layout(
       remat: what is kept for the backward pass.
     """
     token_bytes = _bytes_per_token(config, remat)
-    looked_at = [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+    looked_at = first_steps(trees, together, per_step=per_step)
     on_demand = isinstance(trees, TreesOnDemand)
     known = [tree for of_step in looked_at for tree in of_step] if on_demand else list(trees)
     most = batch.tokens
     if most is None:  # a backward pass holds the activations of all layers
         usual = stream_options(config, mesh, attention).tokens
-        most = min(max(int(_ACTIVATIONS / token_bytes), usual // 2), usual)
+        most = min(max(int(ACTIVATIONS / token_bytes), usual // 2), usual)
     options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
     if options.keys is not None:
         options = for_keys(options, known, whole=not on_demand)
@@ -152,85 +147,6 @@ def plan_layout(
         count=steps,
     )
     return Layout(config, token_bytes, options, shapes, max(len(tree.responses) for tree in known))
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceLayout:
-    """How the trees of a step become microbatches of plain sequences in a few shapes. Build with
-    :func:`plan_sequence_layout`."""
-
-    options: SequenceOptions
-    lengths: Sequence[int]  # of the sequences with their padding, ascending
-    responses: int  # the most of a tree, as far as is known
-    per_step: int  # trees of a step, at most
-    flops_per_token: float
-    token_bytes: int  # what a backward pass keeps of each token, about
-
-    def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        """Yield the microbatches of the trees of a step, the longest first; a tree is in one of them, as a whole."""
-        longest = np.asarray([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees])
-        waiting = np.argsort(-longest, kind="stable").tolist()
-        while waiting:
-            length = self._length(int(longest[waiting[0]]))
-            rows = self._rows(length, most=max(len(tree.responses) for tree in trees))
-            room, group = rows, list[int]()
-            while waiting and len(trees[waiting[0]].responses) <= room:
-                room -= len(trees[waiting[0]].responses)
-                group.append(waiting.pop(0))
-            sequences = [trees[i].sequence(k) for i in group for k in range(len(trees[i].responses))]
-            packed = PackedSequences(rows, length, tuple(range(len(sequences))))
-            batch, tokens = make_sequence_batch(sequences, packed), sum(map(len, sequences))
-            yield Microbatch(
-                batch, [group], rows, tokens, tokens * self.flops_per_token, rows * length * self.token_bytes
-            )
-
-    def _length(self, longest: int) -> int:
-        """The length for a sequence; one that no plan foresaw is rounded up to a power of two."""
-        place = bisect.bisect_left(self.lengths, longest)
-        return self.lengths[place] if place < len(self.lengths) else 1 << (longest - 1).bit_length()
-
-    def _rows(self, length: int, *, most: int) -> int:
-        """The rows of a batch of this length: full ones, or as many as a whole step needs, and at least one tree."""
-        needed = round_up(self.per_step * self.responses, self.options.divisor)
-        least = round_up(max(most, self.responses), self.options.divisor)
-        return max(min(self.options.most_rows(length), needed), least)
-
-
-def plan_sequence_layout(
-    trees: Sequence[Tree],
-    together: Sequence[np.ndarray],
-    *,
-    per_step: int,
-    steps: int,
-    config: ModuleConfig,
-    mesh: Mesh,
-    batch: Any,
-) -> SequenceLayout:
-    """Choose the lengths of a run, as many as save more padding than their compiles cost; arguments are those of
-    :func:`plan_layout`."""
-    flops, limit, shards = (
-        config.flops_per_token,
-        config.max_position_embeddings,
-        mesh_shape(mesh).batch_shards,
-    )
-    options = sequence_options(mesh, limit=limit, flops_per_token=flops)
-    most = batch.tokens
-    if most is None:
-        usual = options.tokens // shards
-        most = min(max(int(_ACTIVATIONS / config.token_bytes), usual // 2), usual)
-    options = replace(options, tokens=most * shards)
-    if isinstance(trees, TreesOnDemand):
-        looked_at = [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
-        trees = [tree for of_step in looked_at for tree in of_step]
-    counts = [len(tree.responses) for tree in trees]
-    longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees], counts)
-    # A backward pass takes twice a forward pass, and every tree is seen about so many times.
-    cost = options.program_cost / 3 * len(trees) / (steps * per_step)
-    lengths = choose_lengths(longest, replace(options, program_cost=cost))
-    while len(lengths) > batch.max_buckets:
-        cost = 2 * max(cost, float(longest.sum()) / MOST_SAVED)
-        lengths = choose_lengths(longest, replace(options, program_cost=cost))
-    return SequenceLayout(options, lengths, max(counts), per_step, flops, config.token_bytes)
 
 
 def _bytes_per_token(config: DecoderConfig, remat: str) -> int:

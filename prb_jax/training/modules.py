@@ -7,7 +7,8 @@ split over the devices of the mesh stay split, and so do their moments; all othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,6 @@ from prb_jax.models.checkpoints.array_folder import flat_arrays
 from prb_jax.models.decoder import Params
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.user_module import ModuleConfig, UserModule, open_module, score_sequences
-from prb_jax.personal.method import NULL
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.options import flat_settings
@@ -31,12 +31,21 @@ from prb_jax.runs.training import MODEL
 from prb_jax.scoring.batching import BatchOptions
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.export import write_whole
-from prb_jax.training.microbatches import plan_sequence_layout
-from prb_jax.training.objective import USER, WEIGHTS, RewardStep, reward_step
+from prb_jax.training.microbatches import ACTIVATIONS, TreesOnDemand, first_steps
 from prb_jax.training.start import Start
+from prb_jax.training.step import Microbatch
 from prb_jax.training.trainer import RewardTrainer
-from prb_jax.training.weights import Weights
-from prb_jax.trees.sequences import SequenceBatch, sequence_options
+from prb_jax.training.weights import TrainedModel
+from prb_jax.trees.sequences import (
+    MOST_SAVED,
+    PackedSequences,
+    SequenceBatch,
+    SequenceOptions,
+    choose_lengths,
+    make_sequence_batch,
+    sequence_options,
+)
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree
 
 PARAMETERS = "parameters.safetensors"
@@ -72,6 +81,44 @@ class ModuleStart(Start):
         for place, leaf in _by_place(tree).items():
             parts[TRAINED if place in trained else FROZEN][place] = leaf
         return parts
+
+    def in_training(self, settings: TrainSettings, mesh: Mesh) -> TrainedModel:
+        def split(params: Params) -> tuple[Params, Params]:
+            return params[TRAINED], params[FROZEN]
+
+        def rewards(trained: Params, frozen: Params, batch: SequenceBatch, **_: Any) -> jax.Array:
+            return score_sequences(self.module.graphdef, self.state({**frozen, **trained}), batch)
+
+        shardings = self.parts(self.module.shardings)
+        return TrainedModel(
+            split=split,
+            rewards=rewards,
+            trained=self.abstract[TRAINED],
+            trained_shardings=shardings[TRAINED],
+            frozen_shardings=shardings[FROZEN],
+            width=cast(ModuleConfig, self.config).hidden_size or 1,
+        )
+
+    def finished_module(self, out: Path) -> Any:
+        """Return the user's module with the parameters of a finished run; the module that was given is as it was.
+
+        Raises:
+          CheckpointError: the file of the parameters cannot be read, or is of another module.
+        """
+        from safetensors.flax import load_file
+
+        path = out / MODEL / PARAMETERS
+        try:
+            trained = load_file(path)
+        except Exception as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        parts = self.parts(self.module.state)
+        if trained.keys() != parts[TRAINED].keys():
+            raise CheckpointError(
+                f"{path}: expected the parameters of {self.name}, found those of another module"
+            )
+        graphdef, _ = nnx.split(self.given)
+        return nnx.merge(graphdef, self.state({**parts[FROZEN], **trained}))
 
     def state(self, leaves: Mapping[str, Any]) -> Any:
         """Return the state with these leaves, each in the type of its variable."""
@@ -159,63 +206,88 @@ def _copied(leaf: jax.Array, sharding: Any) -> jax.Array:
     return jax.device_put(jnp.copy(leaf), sharding)
 
 
-def trained_module(start: Start, out: Path) -> Any:
-    """Return the user's module with the parameters of a finished run; None for a run of another model.
+@dataclass(frozen=True, eq=False)
+class SequenceLayout:
+    """How the trees of a step become microbatches of plain sequences in a few shapes. Build with
+    :func:`plan_sequence_layout`."""
 
-    Raises:
-      CheckpointError: the file of the parameters cannot be read, or is of another module.
-    """
-    if not isinstance(start, ModuleStart):
-        return None
-    from safetensors.flax import load_file
+    options: SequenceOptions
+    lengths: Sequence[int]  # of the sequences with their padding, ascending
+    responses: int  # the most of a tree, as far as is known
+    per_step: int  # trees of a step, at most
+    flops_per_token: float
+    token_bytes: int  # what a backward pass keeps of each token, about
 
-    path = out / MODEL / PARAMETERS
-    try:
-        trained = load_file(path)
-    except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    parts = start.parts(start.module.state)
-    if trained.keys() != parts[TRAINED].keys():
-        raise CheckpointError(
-            f"{path}: expected the parameters of {start.name}, found those of another module"
-        )
-    graphdef, _ = nnx.split(start.given)
-    return nnx.merge(graphdef, start.state({**parts[FROZEN], **trained}))
+    def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
+        """Yield the microbatches of the trees of a step, the longest first; a tree is in one of them, as a whole."""
+        longest = np.asarray([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees])
+        waiting = np.argsort(-longest, kind="stable").tolist()
+        while waiting:
+            length = self._length(int(longest[waiting[0]]))
+            rows = self._rows(length, most=max(len(tree.responses) for tree in trees))
+            room, group = rows, list[int]()
+            while waiting and len(trees[waiting[0]].responses) <= room:
+                room -= len(trees[waiting[0]].responses)
+                group.append(waiting.pop(0))
+            sequences = [trees[i].sequence(k) for i in group for k in range(len(trees[i].responses))]
+            packed = PackedSequences(rows, length, tuple(range(len(sequences))))
+            batch, tokens = make_sequence_batch(sequences, packed), sum(map(len, sequences))
+            yield Microbatch(
+                batch, [group], rows, tokens, tokens * self.flops_per_token, rows * length * self.token_bytes
+            )
+
+    def _length(self, longest: int) -> int:
+        """The length for a sequence; one that no plan foresaw is rounded up to a power of two."""
+        place = bisect.bisect_left(self.lengths, longest)
+        return self.lengths[place] if place < len(self.lengths) else 1 << (longest - 1).bit_length()
+
+    def _rows(self, length: int, *, most: int) -> int:
+        """The rows of a batch of this length: full ones, or as many as a whole step needs, and at least one tree."""
+        needed = round_up(self.per_step * self.responses, self.options.divisor)
+        least = round_up(max(most, self.responses), self.options.divisor)
+        return max(min(self.options.most_rows(length), needed), least)
+
+
+def plan_sequence_layout(
+    trees: Sequence[Tree],
+    together: Sequence[np.ndarray],
+    *,
+    per_step: int,
+    steps: int,
+    config: ModuleConfig,
+    mesh: Mesh,
+    batch: Any,
+) -> SequenceLayout:
+    """Choose the lengths of a run, as many as save more padding than their compiles cost; arguments are those of
+    :func:`plan_layout`."""
+    flops, limit, shards = (
+        config.flops_per_token,
+        config.max_position_embeddings,
+        mesh_shape(mesh).batch_shards,
+    )
+    options = sequence_options(mesh, limit=limit, flops_per_token=flops)
+    most = batch.tokens
+    if most is None:
+        usual = options.tokens // shards
+        most = min(max(int(ACTIVATIONS / config.token_bytes), usual // 2), usual)
+    options = replace(options, tokens=most * shards)
+    if isinstance(trees, TreesOnDemand):
+        trees = [tree for of_step in first_steps(trees, together, per_step=per_step) for tree in of_step]
+    counts = [len(tree.responses) for tree in trees]
+    longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees], counts)
+    # A backward pass takes twice a forward pass, and every tree is seen about so many times.
+    cost = options.program_cost / 3 * len(trees) / (steps * per_step)
+    lengths = choose_lengths(longest, replace(options, program_cost=cost))
+    while len(lengths) > batch.max_buckets:
+        cost = 2 * max(cost, float(longest.sum()) / MOST_SAVED)
+        lengths = choose_lengths(longest, replace(options, program_cost=cost))
+    return SequenceLayout(options, lengths, max(counts), per_step, flops, config.token_bytes)
 
 
 class ModuleTrainer(RewardTrainer):
     """A user's module in training; arguments as of :class:`RewardTrainer`."""
 
     start: ModuleStart
-
-    def _make_program(self, settings: TrainSettings, start: Start, mesh: Mesh) -> RewardStep:
-        assert isinstance(start, ModuleStart)
-
-        def split(params: Params) -> tuple[dict[str, Any], Params]:
-            return {WEIGHTS: params[TRAINED], USER: {}}, params[FROZEN]
-
-        def rewards_of(
-            inputs: Mapping[str, Any], frozen: Params, batch: SequenceBatch, *, differentiated: bool
-        ) -> jax.Array:
-            state = start.state({**frozen, **inputs[WEIGHTS]})
-            return score_sequences(start.module.graphdef, state, batch)
-
-        abstract, shardings = start.abstract, start.parts(start.module.shardings)
-        weights = Weights(
-            optimizer=settings.optimizer_of(hidden_size=cast(ModuleConfig, start.config).hidden_size or 1),
-            lengths=self.lengths,
-            trainable=abstract[TRAINED],
-            mesh=mesh,
-            placed=shardings[TRAINED],
-        )
-        return reward_step(
-            rewards_of,
-            settings.loss,
-            split=split,
-            weights=weights,
-            method=NULL,
-            frozen_shardings=shardings[FROZEN],
-        )
 
     def _plan(
         self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int

@@ -30,6 +30,7 @@ from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
 from prb_jax.training.layouts import as_standard, check_convertible, standard_tokenizer
+from prb_jax.training.weights import TrainedModel, trained_decoder
 from prb_jax.trees.stream_tables import round_up
 
 _TEXTS_OF = 10_000
@@ -53,6 +54,14 @@ class Start:
     def abstract(self) -> Params:
         """Shapes and types of the weights."""
         return abstract_params(self.config)
+
+    def in_training(self, settings: TrainSettings, mesh: Mesh) -> TrainedModel:
+        """Return the model as training sees it; CheckpointError or MeshError where it cannot be trained so."""
+        return trained_decoder(settings, self.config, mesh=mesh)
+
+    def finished_module(self, out: Path) -> Any:
+        """Return the user's own module with the parameters of a finished run; None where a named model is trained."""
+        return None
 
 
 def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) -> Start:

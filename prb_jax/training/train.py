@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from prb_jax.errors import RunError
+from prb_jax.models.decoder import Params
 from prb_jax.models.flops import device_peak
+from prb_jax.personal.method import NULL, OfUser, TrainedMethod
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, TRAINING
+from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.scorer import ScoresTokens
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
-from prb_jax.training.config import Config, load_settings
+from prb_jax.training.config import Config, TrainSettings, load_settings
 from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
-from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
-from prb_jax.training.modules import ModuleTrainer, start_from_module, trained_module
+from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, write_summary
+from prb_jax.training.losses import Extras, LossParts, comparison_loss
 from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
-from prb_jax.training.start import start_from
-from prb_jax.training.trainer import RewardTrainer, StepBatch
+from prb_jax.training.start import Start, start_from
+from prb_jax.training.step import Metrics, TrainStep, make_train_step
+from prb_jax.training.trainer import USER, WEIGHTS, RewardTrainer, StepBatch
+from prb_jax.training.users import method_of_run
+from prb_jax.training.weights import TrainedModel, Weights
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides, has_equal_sides
 
 
@@ -67,12 +77,14 @@ def train(
       DataError: the data cannot be used.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    # Settings.
     objects = {"data": data, "model": model}
     given = tuple(name for name, value in objects.items() if value is not None)
     settings = load_settings(config, overrides, given=given)
     path = Path(out)
     check_start(TRAINING, path, settings)
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    # Data and model.
     mesh = make_mesh(settings.mesh)
     read = read_training_data(settings, data=data, validation=validation)
     if model is None:
@@ -81,9 +93,12 @@ def train(
                 raise RunError(
                     f"{name}: is of a module given as model; a named one is described by the config alone"
                 )
-        start = start_from(settings, read.train.comparisons, out=path)
+        kind, start = RewardTrainer, start_from(settings, read.train.comparisons, out=path)
     else:
-        start = start_from_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
+        modules = import_module("prb_jax.training.modules")
+        kind = modules.ModuleTrainer
+        start = modules.start_from_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
+    # The run folder, which must hold the same run or none.
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}
     with contextlib.ExitStack() as stack:
@@ -93,11 +108,13 @@ def train(
         summary = stack.enter_context(opened)
         if summary is not None:
             return TrainResult(
-                path, settings.steps, path / MODEL, summary, module=trained_module(start, path)
+                path, settings.steps, path / MODEL, summary, module=start.finished_module(path)
             )
 
-        kind = RewardTrainer if model is None else ModuleTrainer
-        trainer = kind(settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths)
+        # The model in training, and what it sees of the data in which order.
+        trainer = reward_trainer(
+            settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths, kind=kind
+        )
         held_out, examples = trainer.encode_held_out(read.validation), trainer.encode(read.train)
         equal = _equal_sides(examples)
         per_step, seed = settings.batch.comparisons, settings.seed
@@ -106,43 +123,40 @@ def train(
         else:
             order = Order(len(examples), per_step, seed)
         trainer.plan(examples, order)
+
+        # The loop. One thread makes the next batch while the device works on this one.
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
         _say_how(loop, lengths, order, equal)
         with loop.speed.pause():
             peak = mesh.size * (1.0 if loop.log is None else device_peak(settings.dtype))
 
-        # One thread makes the next batch while the device works on this one.
+        def row_of(step: int, batch: StepBatch, metrics: Metrics) -> dict[str, float]:
+            values = {name: float(np.asarray(value)) for name, value in metrics.items()}
+            members, tokens = batch.members.tolist(), batch.tokens
+            ids = [examples.known[member].id for member in members]
+            remedy = "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
+            loop.check_finite(values, ids, step=step, remedy=remedy)
+            flops = PASSES[settings.tuning] * batch.flops
+            rates = loop.rates(pairs=len(members), tokens=tokens, flops=flops)
+            mfu = rates.pop("flops_per_second") / peak
+            return {
+                "step": step, "epoch": order.epoch_of(step), **values, "tokens": tokens, **rates, "mfu": mfu
+            }  # fmt: skip
+
         ahead = prepared_ahead(
             lambda step: trainer.batch(order.step(step), step=step), range(loop.step, settings.steps)
         )
         batches = stack.enter_context(contextlib.closing(ahead))
-
-        def step_fn(step: int, batch: StepBatch) -> Callable[[], Mapping[str, float]]:
-            metrics, members, tokens = trainer.step(batch), batch.members, batch.tokens
-            flops = PASSES[settings.tuning] * batch.flops
-
-            def finish() -> dict[str, float]:
-                values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-                ids = [examples.known[member].id for member in members.tolist()]
-                remedy = "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
-                loop.check_finite(values, ids, step=step + 1, remedy=remedy)
-                rates = loop.rates(pairs=len(members), tokens=tokens, flops=flops)
-                mfu = rates.pop("flops_per_second") / peak
-                epoch = order.epoch_of(step + 1)
-                return {"step": step + 1, "epoch": epoch, **values, "tokens": tokens, **rates, "mfu": mfu}
-
-            return finish
-
-        run_steps(
-            loop,
-            batches,
-            step_fn,
-            facts=lambda step: {"position": order.seen(step)},
-            validates_at=lambda step: len(held_out) > 0 and settings.validates_at(step, lengths),
-            validate=lambda: trainer.validate(held_out),
-        )
+        for step in loop.steps():
+            batch = next(batches)
+            loop.later(functools.partial(row_of, step + 1, batch, trainer.step(batch)))
+            loop.facts = {"position": order.seen(step + 1)}
+            if len(held_out) and settings.validates_at(step + 1, lengths):
+                loop.validate(lambda: trainer.validate(held_out))
         if loop.stopped_by is not None:
             return TrainResult(path, loop.step, stopped_by=loop.stopped_by)
+
+        # The model, as of the best checkpoint or the last.
         exported, best = settings.steps, loop.checkpoints.best()
         if settings.export.checkpoint == "best" and best is not None and best != exported:
             trainer.load_step(loop.checkpoints, best)
@@ -152,7 +166,91 @@ def train(
         summary = write_summary(
             loop, TRAINING, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
         )
-        return TrainResult(path, settings.steps, path / MODEL, summary, module=trained_module(start, path))
+        return TrainResult(path, settings.steps, path / MODEL, summary, module=start.finished_module(path))
+
+
+def reward_trainer(
+    settings: TrainSettings,
+    start: Start,
+    *,
+    mesh: Mesh,
+    data: Sequence[OfUser],
+    out: Path,
+    lengths: Sequence[int] = (),
+    kind: type[RewardTrainer] = RewardTrainer,
+) -> RewardTrainer:
+    """Return a reward model in training.
+
+    Args:
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      mesh: Devices.
+      data: Comparisons whose users are trained; if empty, the users that `out` names.
+      out: Run folder.
+      lengths: Lengths of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
+      kind: Class of the trainer.
+
+    Raises:
+      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+    """
+    lengths = lengths or (settings.steps,)
+    width = start.config.hidden_size
+    method = method_of_run(settings, data, out=out, width=width, lengths=lengths, mesh=mesh)
+    model = start.in_training(settings, mesh)
+    program = make_reward_step(settings, model, mesh=mesh, lengths=lengths, method=method)
+    return kind(settings, start, model=model, method=method, program=program, lengths=lengths)
+
+
+def make_reward_step(
+    settings: TrainSettings,
+    model: TrainedModel,
+    *,
+    mesh: Mesh,
+    lengths: Sequence[int],
+    method: TrainedMethod = NULL,
+) -> TrainStep:
+    """Return the compiled step of a reward model: rewards, their loss, and AdamW.
+
+    The groups of parameters are the weights of the model and the parameters of its users.
+
+    Args:
+      settings: Settings of the run.
+      model: Trained weights and scores of the model.
+      mesh: Devices.
+      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
+      method: Method of personalisation.
+
+    Raises:
+      MeshError: a mesh axis does not divide a parameter.
+    """
+    weights = Weights(
+        optimizer=settings.optimizer_of(hidden_size=model.width),
+        lengths=lengths,
+        trainable=model.trained,
+        placed=model.trained_shardings,
+        mesh=mesh,
+    )
+
+    def split(params: Params) -> tuple[dict[str, Any], Params]:
+        trained, frozen = model.split(params)
+        return {WEIGHTS: trained, USER: params.get("embed", {})}, frozen
+
+    def loss(
+        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    ) -> tuple[jax.Array, LossParts]:
+        prompts = method.soft_prompts(inputs[USER])
+        rewards = model.rewards(inputs[WEIGHTS], frozen, batch, prompts=prompts, differentiated=True)
+        parts = comparison_loss(**extras.by_comparison(rewards), config=settings.loss)
+        return parts.loss_sum, parts
+
+    return make_train_step(
+        loss,
+        split=split,
+        groups={WEIGHTS: weights, USER: method},
+        frozen_shardings=model.frozen_shardings,
+        learning_rate=weights.learning_rate,
+        mesh=mesh,
+    )
 
 
 def _equal_sides(examples: Examples) -> EqualSides | None:

@@ -11,14 +11,13 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.models.decoder import Params
-from prb_jax.personal.method import OfUser, StepRows
+from prb_jax.personal.method import OfUser, StepRows, TrainedMethod
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items, Joined
@@ -32,12 +31,14 @@ from prb_jax.training.data import Examples, Order, user_weights
 from prb_jax.training.export import Write, export_adapter, export_model
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.microbatches import STEPS_SIMULATED, TreesOnDemand, labelled, plan_layout
-from prb_jax.training.objective import USER, WEIGHTS, RewardStep, make_reward_step, method_of_run
 from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
 from prb_jax.training.step import Metrics, Microbatch, TrainState, TrainStep, add_gradients
-from prb_jax.training.weights import merge
+from prb_jax.training.weights import TrainedModel, merge
 from prb_jax.trees.tree import Tree
+
+WEIGHTS, USER = "weights", "user"
+"""The groups of parameters of a reward model: its own, and those of its method of personalisation."""
 
 _loss = jax.jit(comparison_loss, static_argnames="config")
 
@@ -46,15 +47,15 @@ class Trainer:
     """One model in training; :meth:`begin` or :meth:`load_step` gives it weights, and nothing is compiled before that.
 
     Args:
-      settings: of the run.
-      start: the model.
-      program: the compiled functions of a step.
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      program: Compiled functions of a step.
 
     Attributes:
-      settings, start, program: likewise.
-      mesh: devices.
-      state: of all that is trained; see :mod:`prb_jax.training.step`.
-      frozen: weights that are not trained; None before they are read.
+      settings, start, program: Same as the arguments.
+      mesh: Devices.
+      state: Trained parameters and optimiser; see :mod:`prb_jax.training.step`.
+      frozen: Weights that are not trained; None before they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
@@ -119,9 +120,9 @@ class Trainer:
 
     def update(self, parts: Sequence[Microbatch]) -> Metrics:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        state = add_gradients(self.program, self.state, self.frozen or {}, parts)
+        sums = add_gradients(self.program, self.state, self.frozen or {}, parts)
         with compiling(self.program.update):
-            self.state, metrics = self.program.update(state)
+            self.state, metrics = self.program.update(self.state, sums)
         return metrics
 
     def params(self) -> Params:
@@ -174,46 +175,51 @@ class StepBatch:
 
 
 class RewardTrainer(Trainer):
-    """A reward model in training.
+    """A reward model in training. Build with :func:`prb_jax.training.train.reward_trainer`.
 
     Args:
-      settings: of the run.
-      start: the model.
-      mesh: devices.
-      data: what is known of the training data; without any, the users are those that `out` names.
-      out: the run folder.
-      lengths: of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
-
-    Raises:
-      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+      settings: Settings of the run.
+      start: Model that the run starts from.
+      model: Trained weights and scores of this model.
+      method: Method of personalisation.
+      program: Result of :func:`prb_jax.training.train.make_reward_step` for this model and method.
+      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
     """
 
     settings: TrainSettings
-    program: RewardStep
 
     def __init__(
         self,
         settings: TrainSettings,
         start: Start,
         *,
-        mesh: Mesh,
-        data: Sequence[OfUser],
-        out: Path,
-        lengths: Sequence[int] = (),
+        model: TrainedModel,
+        method: TrainedMethod,
+        program: TrainStep,
+        lengths: Sequence[int],
     ) -> None:
-        self.lengths = lengths or (settings.steps,)
-        width = start.config.hidden_size
-        self.method = method_of_run(settings, data, out=out, width=width, lengths=self.lengths, mesh=mesh)
-        super().__init__(settings, start, self._make_program(settings, start, mesh))
-        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
-        self.truncated: int | None = 0
-        self.view = TrainedView(settings.view, settings.method)
-        self.reader = Reader(
-            name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
+        super().__init__(settings, start, program)
+        self.lengths, self.method = lengths, method
+        states, everywhere = program.state_shardings, replicated(program.mesh)
+        self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
+        self._take = jax.jit(
+            method.take,
+            in_shardings=(states[USER], everywhere),
+            out_shardings=states[USER],
+            donate_argnums=0,
         )
 
-    def _make_program(self, settings: TrainSettings, start: Start, mesh: Mesh) -> RewardStep:
-        return make_reward_step(settings, start.config, mesh=mesh, lengths=self.lengths, method=self.method)
+        def rewards(state: TrainState, frozen: Params, batch: Batch) -> jax.Array:
+            inputs = program.inputs(state)
+            prompts = method.soft_prompts(inputs[USER])
+            return model.rewards(inputs[WEIGHTS], frozen, batch, prompts=prompts, differentiated=False)
+
+        self.rewards = jax.jit(
+            rewards, in_shardings=(states, program.frozen_shardings, None), out_shardings=everywhere
+        )
+        self.truncated: int | None = 0
+        self.view = TrainedView(settings.view, settings.method)
+        self.reader = Reader(name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=method)
 
     def begin_from(self, trained: Params) -> None:
         """Goes to other trained weights of :meth:`trained`, with a new optimiser."""
@@ -269,7 +275,7 @@ class RewardTrainer(Trainer):
     def step(self, batch: StepBatch) -> Metrics:
         """One step of the optimiser; the metrics are not waited for."""
         if batch.users.ids.size:
-            self.state = self.program.take(self.state, batch.users.ids)
+            self.state[USER] = self._take(self.state[USER], batch.users.ids)
         return self.update(batch.parts)
 
     def validate(self, held_out: Examples) -> tuple[dict[str, float], float]:
@@ -334,8 +340,8 @@ class RewardTrainer(Trainer):
     def _dispatch(self, batch: Batch) -> jax.Array:
         """Rewards for a batch of the host, where the ids of trees are the rows of their users."""
         state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
-        with compiling(self.program.rewards, *batch_sizes(batch)):
-            return self.program.rewards(state, self.frozen or {}, self.program.place(batch, ())[0])
+        with compiling(self.rewards, *batch_sizes(batch)):
+            return self.rewards(state, self.frozen or {}, self.program.place(batch, ())[0])
 
     def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """float32 [n]: of each comparison in the loss."""

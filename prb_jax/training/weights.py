@@ -1,8 +1,8 @@
-"""The weights of a model in training: which ones are trained, and how AdamW changes them."""
+"""The weights of a model in training: which ones are trained, how AdamW changes them, and how they score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +11,24 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.errors import quote
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.models.model import abstract_model, bind
+from prb_jax.models.model import abstract_model, bind, parameter_shardings
 from prb_jax.models.parameter import parameters
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.platform.sharding import replicated
 from prb_jax.training import TUNINGS, Tuning
-from prb_jax.training.config import OptimizerSettings
+from prb_jax.training.config import OptimizerSettings, TrainSettings
+from prb_jax.trees.streams import StreamBatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights under AdamW, as a group of parameters. The state: ``params`` (float32) and ``opt``."""
+    """Weights under AdamW: a group of parameters, with the same functions of its state as
+    :class:`prb_jax.personal.method.TrainedMethod`. The state: ``params`` (float32) and ``opt``."""
 
     optimizer: OptimizerSettings  # how they are trained, with a `learning_rate`
     lengths: Sequence[int]  # of the run: see :func:`learning_rate`
@@ -172,3 +176,66 @@ def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
         both = isinstance(leaf, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = merge(leaf, merged[name]) if both else leaf
     return merged
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The functions and the layout of the weights of one model, one way of tuning and one mesh."""
+
+    # all parameters -> (those that are trained, the others)
+    split: Callable[[Params], tuple[Params, Params]]
+    # (trained, frozen, batch, `prompts` of the users of the step or None, `differentiated` where gradients are taken)
+    # -> rewards float32, [S, M] of streams or [S] of sequences
+    rewards: Callable[..., jax.Array]
+    trained: Params  # shapes of what is trained
+    trained_shardings: dict[str, Any]
+    frozen_shardings: dict[str, Any]
+    width: int  # decides the learning rate where none is given
+
+
+def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mesh) -> TrainedModel:
+    """Return a decoder as training sees it.
+
+    Raises:
+      CheckpointError: a head with several labels.
+      MeshError: a mesh axis does not divide a parameter.
+    """
+    if config.num_labels != 1:
+        raise CheckpointError(
+            f"training needs a score head with one label, found num_labels={config.num_labels}"
+        )
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": jnp.dtype(settings.dtype),
+        "mesh": mesh,
+        "lora_scale": settings.lora_scale,
+        "remat": settings.remat,
+    }
+
+    def split(params: Params) -> tuple[Params, Params]:
+        return split_params(
+            params, config=config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+        )
+
+    def rewards(
+        trained: Params,
+        frozen: Params,
+        batch: StreamBatch,
+        *,
+        prompts: jax.Array | None,
+        differentiated: bool,
+    ) -> jax.Array:
+        through = differentiated and ("layers" in trained or prompts is not None)
+        params = merge(trained, frozen)
+        logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
+        return logits[..., 0]
+
+    trained, frozen = jax.eval_shape(split, abstract_params(config))
+    return TrainedModel(
+        split=split,
+        rewards=rewards,
+        trained=trained,
+        trained_shardings=parameter_shardings(trained, mesh, config=config),
+        frozen_shardings=parameter_shardings(frozen, mesh, config=config),
+        width=config.hidden_size,
+    )

@@ -225,10 +225,11 @@ def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path, capsys: pytest.Capt
     """Chosen answers are longer, and a judge likes them without knowing anybody; the card's command repeats it."""
     data = write_records(tmp_path, 18)
     out, failed = tmp_path / "out", ("length", "style", "style-histogram", "blind-judge")
-    (tmp_path / "build.toml").write_text("[product]\nformats = ['parquet']\n")
+    config = "def get_config():\n    return {'product': {'formats': ['parquet']}}\n"
+    (tmp_path / "build.py").write_text(config)
     with served(blind=True, longer=True) as server:
         words = [
-            "build", str(tmp_path / "build.toml"), f"data={data}",
+            "build", str(tmp_path / "build.py"), f"data={data}",
             f"generator.endpoint={server.url}", "generator.name=writer", "generator.backoff=0.01",
             f"judge.endpoint={server.url}", "judge.name=judge", "writing.candidates=2", "writing.together=8",
             "--out", str(out), "--no-progress", *(word for name in RELAXED for word in ("--relax", name)),

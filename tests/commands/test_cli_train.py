@@ -168,14 +168,14 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
     given = words.split()
     assert main(given) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert 'model: "m"' in shown
-    assert "seed: 3" in shown
+    assert "    config.model = 'm'" in shown
+    assert "    config.seed = 3" in shown
     with pytest.raises(SystemExit):
         main([*given, "--unknown"])
     capsys.readouterr()
     assert main(["train", "--show-config", "steps=3"]) == 0  # neither CONFIG nor --out nor a model
-    about = "# Updates of the optimiser; a larger number later lengthens the run."
-    assert f"\n{about}\nsteps: 3\n" in capsys.readouterr().out
+    about = "    # Updates of the optimiser; a larger number later lengthens the run."
+    assert f"\n{about}\n    config.steps = 3\n" in capsys.readouterr().out
     assert main(["train", "--show-config", "optimizer.lr=1"]) == 2
     assert "did you mean 'optimizer.learning_rate'?" in capsys.readouterr().err
     for words, missing in ((["steps=3"], "CONFIG, --out"), (["configs/bt_user_blind.py"], "--out")):

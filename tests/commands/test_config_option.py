@@ -1,6 +1,7 @@
 """`prb evaluate --config FILE`: the file, the command line before it, and what run.json says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,16 +9,20 @@ from prb_jax.cli import main
 from tests.plain_process import prb
 
 
-@pytest.mark.parametrize("kind", ["yaml", "toml"])
+def written(path: Path, text: str) -> Path:
+    """A config file that returns what the text says."""
+    path.write_text(f"from ml_collections import ConfigDict\n\n\ndef get_config():\n    return {text}\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["{}", "ConfigDict({})"])
 def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, data, kind) -> None:
-    out, config = tmp_path / "run", tmp_path / f"options.{kind}"
-    texts = {
-        "yaml": f"model: baseline:random\ndata: [absent.jsonl]\nlimit: 3\nseed: 5\nout: {out}\nno-progress: true\n"
-        "subset: null\n",
-        "toml": f'model = "baseline:random"\ndata = "absent.jsonl"\nlimit = 3\nseed = 5\nout = "{out}"\n'
-        "no_progress = true\n",
-    }
-    config.write_text(texts[kind])
+    out = tmp_path / "run"
+    values = {
+        "model": "baseline:random", "data": ["absent.jsonl"], "limit": 3, "seed": 5, "out": str(out),
+        "no-progress": True, "subset": None,
+    }  # fmt: skip
+    config = written(tmp_path / "options.py", kind.format(values))
     done = prb("evaluate", "--config", config, "baseline:length", "--data", data, "--seed=0")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress
@@ -36,21 +41,20 @@ def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, d
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("profil_posts: 3", ["unknown config key 'profil_posts'", "did you mean 'profile_posts'?"]),
-        ("limit: 0", ["'limit'", "expected a number above 0, found 0"]),
-        ("limit: many", ["'limit'", "expected a whole number, found 'many'"]),
-        ("limit: true", ["'limit'", "expected a whole number, found True"]),
-        ("protocol: other", ["'protocol'", "expected default or paper, found 'other'"]),
-        ("mesh: 4", ["'mesh'", "expected a text, found 4"]),
-        ("no_progress: 1", ["'no_progress'", "expected true or false, found 1"]),
-        ("data: {a: 1}", ["'data'", "expected a text or a list of texts"]),
-        ("max-length: 1\nmax_length: 2", ["'max_length' is given twice"]),
-        ("config: other.yaml", ["unknown config key 'config'"]),
+        ("{'profil_posts': 3}", ["unknown config key 'profil_posts'", "did you mean 'profile_posts'?"]),
+        ("{'limit': 0}", ["'limit'", "expected a number above 0, found 0"]),
+        ("{'limit': 'many'}", ["'limit'", "expected a whole number, found 'many'"]),
+        ("{'limit': True}", ["'limit'", "expected a whole number, found True"]),
+        ("{'protocol': 'other'}", ["'protocol'", "expected default or paper, found 'other'"]),
+        ("{'mesh': 4}", ["'mesh'", "expected a text, found 4"]),
+        ("{'no_progress': 1}", ["'no_progress'", "expected true or false, found 1"]),
+        ("{'data': {'a': 1}}", ["'data'", "expected a text or a list of texts"]),
+        ("{'max-length': 1, 'max_length': 2}", ["'max_length' is given twice"]),
+        ("{'config': 'other.py'}", ["unknown config key 'config'"]),
     ],
 )
 def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, text, parts, evaluate, capsys) -> None:
-    config = tmp_path / "options.yaml"
-    config.write_text(text)
+    config = written(tmp_path / "options.py", text)
     assert evaluate("--config", config) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
@@ -60,8 +64,7 @@ def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, text, parts, eval
 
 
 def test_what_is_given_in_neither_place_is_missing(tmp_path, data, capsys) -> None:
-    config = tmp_path / "options.toml"
-    config.write_text('model = "baseline:length"')
+    config = written(tmp_path / "options.py", "{'model': 'baseline:length'}")
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", "--config", str(config), "--data", str(data)])
     assert ended.value.code == 2

@@ -5,6 +5,7 @@ python -m tests.golden.configs
 writes the dumps again; commit what it changes together with the change that caused it.
 """
 
+import json
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -31,7 +32,6 @@ def flat(config: Path) -> dict[str, object]:
 
 def dump() -> str:
     """`a.b.c: value` lines below the name of each config, but for what is as by default."""
-    from prb_jax.records.config_files import value_text
     from prb_jax.records.options import flat_settings
     from prb_jax.training.config import TrainSettings
 
@@ -40,7 +40,7 @@ def dump() -> str:
     for config in config_files():
         parts[config.name] = {key: value for key, value in flat(config).items() if value != defaults[key]}
     return "\n".join(
-        "".join([f"# {name}\n", *(f"{key}: {value_text(value)}\n" for key, value in values.items())])
+        "".join([f"# {name}\n", *(f"{key}: {json.dumps(value)}\n" for key, value in values.items())])
         for name, values in parts.items()
     )
 

@@ -24,9 +24,9 @@ from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
 from prb_jax.personal.method import GENERIC, Users, with_prefixes
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.sharding import make_mesh, replicated
 from prb_jax.training.microbatches import named_tree
-from prb_jax.training.objective import USER
+from prb_jax.training.trainer import USER
 from tests.plain_process import ROOT, plain_environment
 from tests.training.small_batches import (
     batch_of,
@@ -197,20 +197,22 @@ def one_step(mesh: Any) -> dict[str, Any]:
         step.place(batch_of(some, streams=4), extras_of(some, streams=4)) for some in (trees[:4], trees[4:])
     ]
     before = np.asarray(state[USER]["table"][0])
+    states = step.state_shardings[USER]
+    take: Any = jax.jit(method.take, in_shardings=(states, replicated(mesh)), out_shardings=states)
+    ids = jnp.asarray(chosen.ids)
     programs = {
-        "take": step.take.lower(state, chosen.ids),
-        "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
-        "update": step.update.lower(state),
+        "take": take.lower(state[USER], ids),
+        "gradients": step.gradients.lower(state, frozen, *batches[0]),
+        "update": step.update.lower(state, step.gradients(state, frozen, *batches[0])),
     }
     shapes = {name: exchanged(lowered.compile().as_text()) for name, lowered in programs.items()}
     for number in range(2):
-        state = step.take(state, jnp.asarray(chosen.ids))
-        for placed in batches:
-            state = step.accumulate(state, frozen, *placed)
-        state, metrics = step.update(state)
+        state[USER] = take(state[USER], ids)
+        sums = step.add(*(step.gradients(state, frozen, *placed) for placed in batches))
+        state, metrics = step.update(state, sums)
         assert float(metrics["finite"]) == 1.0, number
     table = np.asarray(state[USER]["table"])
-    compiled: tuple[Any, ...] = (step.accumulate, step.update, step.take)
+    compiled: tuple[Any, ...] = (step.gradients, step.update, take)
     return {
         "exchanged": shapes,
         "moved": np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0).tolist(),
@@ -240,7 +242,7 @@ def test_devices_exchange_the_rows_of_a_step_and_never_the_table(steps, mesh: st
         assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
     assert steps[mesh]["exchanged"]["take"] == []
     if mesh == "data=4":
-        assert [ROWS, TOKENS, 32] in steps[mesh]["exchanged"]["accumulate"]
+        assert [ROWS, TOKENS, 32] in steps[mesh]["exchanged"]["gradients"]
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -85,12 +85,15 @@ def test_from_python_with_controls_and_without_a_folder(model: RewardModel, data
 def test_a_config_file_may_name_several_numbers(
     folder: Path, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "options.yaml"
-    config.write_text(f"model: {folder}\ndata: {data}\nprofile_posts: [0, 1]\nno_progress: true\nlimit: 4\n")
+    config = tmp_path / "options.py"
+    values = {
+        "model": str(folder), "data": str(data), "profile_posts": [0, 1], "no_progress": True, "limit": 4
+    }  # fmt: skip
+    config.write_text(f"def get_config():\n    return {values!r}\n")
     assert cli.main(["evaluate", "--config", str(config), "--out", str(tmp_path / "run")]) == 0
     recorded = json.loads((tmp_path / "run" / "posts-1" / "run.json").read_text())["command"]
     assert recorded[recorded.index("--profile-posts") + 1 :][:2] == ["0", "1"]
-    config.write_text(config.read_text().replace("[0, 1]", "[0, many]"))
+    config.write_text(config.read_text().replace("[0, 1]", "[0, 'many']"))
     assert cli.main(["evaluate", "--config", str(config), "--out", str(tmp_path / "other")]) == 2
     assert "'profile_posts': expected a whole number, found 'many'" in capsys.readouterr().err
 

@@ -23,7 +23,8 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     from prb_jax.training.config import BatchSettings
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import labelled, plan_layout
-    from prb_jax.training.objective import WEIGHTS
+    from prb_jax.training.step import add_gradients
+    from prb_jax.training.trainer import WEIGHTS
     from tests.training.small_batches import build, initial_params, small_config
     from tests.training.test_streams import of_users
 
@@ -38,15 +39,14 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     layout = plan_layout(trees, [np.arange(count)], per_step=count, steps=10, **options)
     examples = Examples(comparisons, comparisons, trees=trees)
     batches = labelled(layout, examples, np.arange(count), np.zeros(count, np.int32))
-    for part in batches:
-        state = step.accumulate(state, frozen, *step.place(part.batch, part.extras))
+    added = add_gradients(step, state, frozen, batches)
     rng = np.random.default_rng(0)
     sums = [
         float((np.asarray(leaf) * rng.normal(size=leaf.shape)).sum() / np.linalg.norm(leaf))
-        for leaf in jax.tree.leaves(state["acc"][WEIGHTS])
+        for leaf in jax.tree.leaves(added.gradient[WEIGHTS])
     ]
-    metrics = step.update(state)[1]
-    programs: Any = step.accumulate
+    metrics = step.update(state, added)[1]
+    programs: Any = step.gradients
     return {
         "loss": float(metrics["loss"]),
         "grad_norm": float(metrics["grad_norm"]),

@@ -17,7 +17,11 @@ from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
-from prb_jax.training.objective import Extras, RewardStep, make_reward_step
+from prb_jax.training.losses import Extras
+from prb_jax.training.step import TrainStep
+from prb_jax.training.train import make_reward_step
+from prb_jax.training.trainer import USER
+from prb_jax.training.weights import trained_decoder
 from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_shapes import READS_STEP, pack_together
 from prb_jax.trees.stream_tables import BLOCK
@@ -123,7 +127,7 @@ def build(
     steps: int = 20,
     method: TrainedMethod = NULL,
     **options: Any,
-) -> tuple[RewardStep, dict[str, Any], Params]:
+) -> tuple[TrainStep, dict[str, Any], Params]:
     """The compiled functions, a fresh state and the frozen parameters."""
     settings = TrainSettings(
         tuning=tuning,
@@ -134,13 +138,14 @@ def build(
         **{"remat": "none", **options},
     )
     mesh = mesh or make_mesh(devices=jax.devices()[:1])
-    step = make_reward_step(settings, config, mesh=mesh, lengths=(steps,), method=method)
+    model = trained_decoder(settings, config, mesh=mesh)
+    step = make_reward_step(settings, model, mesh=mesh, lengths=(steps,), method=method)
     state, frozen = step.begin(initial_params(config) if params is None else params)
     return step, state, jax.device_put(frozen, step.frozen_shardings)
 
 
 @functools.cache
-def built(tuning: str = "full", *, layers: int = 2) -> RewardStep:
+def built(tuning: str = "full", *, layers: int = 2) -> TrainStep:
     """The step of :func:`build`, once for all tests; see :func:`fresh`."""
     return build(small_config(num_hidden_layers=layers), tuning=tuning)[0]
 
@@ -150,6 +155,14 @@ def fresh(tuning: str = "full", *, layers: int = 2) -> tuple[dict[str, Any], Par
     step = built(tuning, layers=layers)
     state, frozen = step.begin(initial_params(small_config(num_hidden_layers=layers)))
     return state, jax.device_put(frozen, step.frozen_shardings)
+
+
+def taken(
+    state: dict[str, Any], ids: np.ndarray, *, step: TrainStep, method: TrainedMethod
+) -> dict[str, Any]:
+    """The state with these rows of users as those of the step."""
+    take = jax.jit(method.take, out_shardings=step.state_shardings[USER])
+    return {**state, USER: take(state[USER], ids)}
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Configs: files, overrides, types, and errors that name the key."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -138,69 +139,51 @@ def test_the_learning_rate_goes_by_tuning_and_width_unless_it_is_given():
     assert given.learning_rate(hidden_size=8) == 5e-5
 
 
-YAML = """
-model: m
-data: d
-steps: 7
-optimizer: {learning_rate: 1e-4, clip_norm: none}  # both are texts to a YAML reader
-lora.targets: [q, v]
-log:
-  tensorboard: false
-"""
-TOML = """
-model = "m"
-data = "d"
-steps = 7
-lora.targets = ["q", "v"]
-log.tensorboard = false
-[optimizer]
-learning_rate = 1e-4
-clip_norm = "none"
-"""
+def written(path: Path, text: str) -> Path:
+    """A config file that returns what the text says."""
+    path.write_text(f"def get_config():\n    return {text}\n")
+    return path
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML)])
-def test_yaml_and_toml_are_configs(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    assert load_settings(tmp_path / name, ["steps=9"]) == load_settings(
-        {"model": "m", "data": "d", "steps": 9, "optimizer": {"learning_rate": 1e-4, "clip_norm": None},
-         "lora.targets": ["q", "v"], "log.tensorboard": False}
-    )  # fmt: skip
+def test_a_config_file_may_return_a_dict(tmp_path):
+    keys = {"model": "m", "data": "d", "steps": 7, "optimizer": {"learning_rate": 1e-4, "clip_norm": None},
+            "lora.targets": ["q", "v"], "log": {"tensorboard": False}}  # fmt: skip
+    config = written(tmp_path / "a.py", repr(keys))
+    assert load_settings(config, ["steps=9"]) == load_settings(keys | {"steps": 9})
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("text", "message"),
     [
-        ("a.yaml", "optimizer: {lr: 1}", "unknown config key 'optimizer.lr'.*'optimizer.learning_rate'"),
-        ("a.yaml", "steps: 1\nsteps: 2", "not YAML.*line 2.*'steps' is given twice"),
-        ("a.yaml", "log: {plot: true}\nlog.plot: false", "'log.plot' is given twice"),
-        ("a.yaml", "steps: [", "not YAML.*line 1"),
-        ("a.yaml", "steps: many", "'steps'.*a whole number.*'many'"),
-        ("a.yaml", "- 1", r"expected keys with values.*\[1\]"),
-        ("a.yaml", "[" * 5000, "not YAML.*nested too deeply"),
-        ("a.yaml", "steps: !!python/name:os.system", "not YAML"),
-        ("a.toml", "steps = \nseed = 1", "not TOML.*line 1"),
-        ("a.toml", "steps = 1.5", "'steps'.*a whole number.*1.5"),
-        ("a.toml", "optimizer = 1", "'optimizer' is a section"),
+        ("{'optimizer': {'lr': 1}}", "unknown config key 'optimizer.lr'.*'optimizer.learning_rate'"),
+        ("{'log': {'plot': True}, 'log.plot': False}", "'log.plot' is given twice"),
+        ("{'steps': 'many'}", "'steps'.*a whole number.*'many'"),
+        ("{'steps': 1.5}", "'steps'.*a whole number.*1.5"),
+        ("{'optimizer': 1}", "'optimizer' is a section"),
+        ("[1]", "expected a ConfigDict or a dict, found list"),
     ],
 )
-def test_a_fault_of_a_yaml_or_toml_file_is_one_line_that_names_it(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(RunError, match=rf"^.*{name}.*{message}.*\Z"):
+def test_a_fault_of_a_config_file_is_one_line_that_names_it(tmp_path, text, message):
+    with pytest.raises(RunError, match=rf"^.*a[.]py.*{message}.*\Z"):
+        load_settings(written(tmp_path / "a.py", text))
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.yml", "a.toml"])
+def test_yaml_and_toml_are_refused_with_the_way_to_write_them(tmp_path, name):
+    (tmp_path / name).write_text("steps: 7")
+    with pytest.raises(RunError, match=rf"{name}: a config is a Python file: .*get_config.*key=value"):
         load_settings(tmp_path / name)
-    with pytest.raises(RunError, match=r"absent\.yaml: no such config file"):
-        load_settings(tmp_path / "absent.yaml")
 
 
 def test_every_option_is_shown_with_its_meaning_as_a_config(tmp_path):
     settings = load_settings(default_config(), [*GIVEN, "optimizer.b2=0.5", "lora.targets=q,k"])
     text = explained_settings(settings)
     assert max(map(len, text.splitlines())) <= 80
-    assert "\n\n# Decay of Adam's second moment.\noptimizer.b2: 0.5\n" in text
-    assert "One of: head, lora, full.\ntuning: " in text
-    shown = [line.partition(":")[0] for line in text.splitlines() if line and not line.startswith("#")]
+    assert "\n\n    # Decay of Adam's second moment.\n    config.optimizer.b2 = 0.5\n" in text
+    assert "One of: head, lora, full.\n    config.tuning = " in text
+    shown = re.findall(r"^    config[.](\S+) = ", text, re.MULTILINE)
     assert shown == list(flat_settings(settings))
-    file = tmp_path / "shown.yaml"
+    file = tmp_path / "shown.py"
     file.write_text(text)
     assert load_settings(file) == settings
 

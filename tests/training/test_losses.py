@@ -150,9 +150,11 @@ def test_weights_are_a_weighted_mean() -> None:
 def test_parts_of_a_batch_add_up_to_it() -> None:
     rewards, weights = sample(6, 3), np.arange(1, 7, dtype=np.float32)
     whole = run(rewards, weights=weights, center_rewards_coefficient=0.01)
-    parts = LossParts.zero()
-    for i in range(0, 6, 2):
-        parts = parts + run(rewards[i : i + 2], weights=weights[i : i + 2], center_rewards_coefficient=0.01)
+    first, *others = (
+        run(rewards[i : i + 2], weights=weights[i : i + 2], center_rewards_coefficient=0.01)
+        for i in range(0, 6, 2)
+    )
+    parts = sum(others, start=first)
     for name, value in whole.means().items():
         assert float(parts.means()[name]) == pytest.approx(float(value), rel=1e-6), name
 

@@ -14,12 +14,12 @@ import pytest
 from prb_jax.errors import CheckpointError, PrbError
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
-from prb_jax.training.config import LossSettings
-from prb_jax.training.losses import comparison_loss
+from prb_jax.training.config import LossSettings, TrainSettings
+from prb_jax.training.losses import Extras, comparison_loss
 from prb_jax.training.microbatches import named_tree
-from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardStep
-from prb_jax.training.step import sums_of
-from prb_jax.training.weights import merge, split_params
+from prb_jax.training.step import Sums, TrainStep
+from prb_jax.training.trainer import USER, WEIGHTS
+from prb_jax.training.weights import merge, split_params, trained_decoder
 from tests.packed import batch_alone, read_trees
 from tests.sweeps import sweep
 from tests.training.small_batches import (
@@ -33,6 +33,7 @@ from tests.training.small_batches import (
     random_trees,
     small_config,
     soft_prompts,
+    taken,
 )
 
 CONFIG = small_config()
@@ -62,9 +63,14 @@ def relative_difference(ours: jax.Array, theirs: jax.Array) -> float:
     return float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
 
 
-def added(step: RewardStep, state: Any, frozen: Any, trees: Any, extras: Extras | None = None) -> Any:
-    """The state with one batch of these trees."""
-    return step.accumulate(state, frozen, *step.place(batch_of(trees), extras or extras_of(trees)))
+def summed(step: TrainStep, state: Any, frozen: Any, trees: Any, extras: Extras | None = None) -> Sums:
+    """The sums of one batch of these trees."""
+    return step.gradients(state, frozen, *step.place(batch_of(trees), extras or extras_of(trees)))
+
+
+def updated(step: TrainStep, state: Any, frozen: Any, trees: Any, extras: Extras | None = None) -> Any:
+    """The state after an update by one batch of these trees, and its metrics."""
+    return step.update(state, summed(step, state, frozen, trees, extras))
 
 
 @pytest.mark.parametrize("tuning", sweep(["head", "lora", "full"], few=(1,)))
@@ -73,17 +79,20 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     trees, step = random_trees(4), built(tuning)
     rng = np.random.default_rng(0)
     margin, weights = rng.uniform(0, 0.5, 4), rng.uniform(0.5, 2.0, 4)
-    (one, frozen), (many, _) = fresh(tuning), fresh(tuning)
-    one = added(step, one, frozen, trees, extras_of(trees, margin=margin, weights=weights))
+    state, frozen = fresh(tuning)
+    one = summed(step, state, frozen, trees, extras_of(trees, margin=margin, weights=weights))
+    parts = []
     for members, tokens in ((slice(3), 384), (slice(3, 4), None)):
         extras = extras_of(trees[members], tokens=tokens, margin=margin[members], weights=weights[members])
         batch = batch_of(trees[members], tokens=tokens)
-        many = step.accumulate(many, frozen, *step.place(batch, extras))
-    total = float(one["parts"].weight_sum)
-    sums = (jax.tree.leaves(state["acc"][WEIGHTS]) for state in (many, one))
+        parts.append(step.gradients(state, frozen, *step.place(batch, extras)))
+    many = step.add(*parts)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(parts[0].gradient))  # added in place
+    total = float(one.parts.weight_sum)
+    sums = (jax.tree.leaves(each.gradient[WEIGHTS]) for each in (many, one))
     for ours, theirs in zip(*sums, strict=True):
         np.testing.assert_allclose(ours / total, theirs / total, atol=1e-6, rtol=1e-6)
-    (many, ours), (one, theirs) = step.update(many), step.update(one)
+    ours, theirs = (step.update(fresh(tuning)[0], each)[1] for each in (many, one))
     for name in theirs:
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-6), name
 
@@ -99,11 +108,11 @@ def test_the_gradient_is_that_of_the_mean_loss_of_every_response_by_itself() -> 
         return loss_of(read_trees(params, alone, **OPTIONS)[..., 0], config)
 
     value, gradient = jax.jit(jax.value_and_grad(mean_loss))(params)
-    state = added(step, state, frozen, trees)
-    total = state["parts"].weight_sum
-    for ours, theirs in zip(jax.tree.leaves(state["acc"][WEIGHTS]), jax.tree.leaves(gradient), strict=True):
-        assert relative_difference(ours / total, theirs) < 1e-5
-    _, metrics = step.update(state)
+    sums = summed(step, state, frozen, trees)
+    pairs = zip(jax.tree.leaves(sums.gradient[WEIGHTS]), jax.tree.leaves(gradient), strict=True)
+    for ours, theirs in pairs:
+        assert relative_difference(ours / sums.parts.weight_sum, theirs) < 1e-5
+    _, metrics = step.update(state, sums)
     assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-6)
 
 
@@ -123,7 +132,7 @@ def test_only_what_is_tuned_has_optimiser_state_changes_and_learns_the_batch(tun
     trees, losses = random_trees(4), []
     extras = extras_of(trees, margin=np.zeros(4))
     for number in range(15):
-        state, metrics = step.update(added(step, state, frozen, trees, extras))
+        state, metrics = updated(step, state, frozen, trees, extras)
         assert (int(state["step"]), float(metrics["finite"])) == (number + 1, 1.0)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < (0.6 if tuning == "head" else 0.1) * losses[0]
@@ -139,49 +148,43 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
         for tokens in (256, 384):
             extras = extras_of(trees, tokens=tokens, seed=turn)
             placed = step.place(batch_of(trees, tokens=tokens), extras)
-            state = step.accumulate(state, frozen, *placed)
-        state, _ = step.update(state)
-        assert step.accumulate._cache_size() == 2
+            sums = step.gradients(state, frozen, *placed)
+        state, _ = step.update(state, sums)
+        assert step.gradients._cache_size() == 2
         assert step.update._cache_size() == 1
     # Frozen weights are an argument: others need no compile, and matter.
     other = jax.device_put(jax.tree.map(lambda leaf: 2 * leaf, frozen), step.frozen_shardings)
     placed = step.place(batch_of(trees, tokens=256), extras_of(trees, tokens=256))
-    assert not np.allclose(step.rewards(state, frozen, placed[0]), step.rewards(state, other, placed[0]))
-    assert step.rewards._cache_size() == 1
-    step.accumulate(state, other, *placed)
-    assert step.accumulate._cache_size() == 2
+    ours, theirs = (step.gradients(state, each, *placed) for each in (frozen, other))
+    assert not np.allclose(ours.parts.reward_sum, theirs.parts.reward_sum)
+    assert step.gradients._cache_size() == 2
 
 
-def test_the_state_is_updated_in_place_and_its_sums_are_cleared() -> None:
+def test_the_state_is_updated_in_place() -> None:
     step = built()
     state, frozen = fresh()
-    new = added(step, state, frozen, random_trees(4))
+    sums = summed(step, state, frozen, random_trees(4))
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(sums.gradient[WEIGHTS])) > 0
+    newer, _ = step.update(state, sums)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(new["acc"][WEIGHTS])) > 0
-    newer, _ = step.update(new)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(new))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((newer, frozen)))
     same = jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, newer, step.state_shardings)
     assert all(jax.tree.leaves(same))
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(newer["acc"][WEIGHTS]))
-    # And those of a state that comes back from a checkpoint are the same.
-    resumed = step.resume(step.kept(newer))
-    jax.tree.map(np.testing.assert_array_equal, sums_of(resumed), sums_of(newer))
-    assert (float(resumed["parts"].count), float(resumed["parts"].reward_min)) == (0, np.inf)
+    # A state that comes back from a checkpoint is the same.
+    jax.tree.map(np.testing.assert_array_equal, step.resume(step.kept(newer)), newer)
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     step, trees = built("lora"), random_trees(4)
     state, frozen = fresh("lora")
-    state, _ = step.update(added(step, state, frozen, trees))
+    state, _ = updated(step, state, frozen, trees)
     kept = jax.tree.map(np.asarray, {name: state[name] for name in (WEIGHTS, "step")})
     bad = extras_of(trees, margin=np.array([np.nan, 0, 0, 0]))
-    state, metrics = step.update(added(step, state, frozen, trees, bad))
+    state, metrics = updated(step, state, frozen, trees, bad)
     assert float(metrics["finite"]) == 0.0
     assert np.isnan(float(metrics["loss"]))
     jax.tree.map(np.testing.assert_array_equal, kept, {name: state[name] for name in kept})
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state["acc"][WEIGHTS]))
-    state, metrics = step.update(added(step, state, frozen, trees))
+    state, metrics = updated(step, state, frozen, trees)
     assert float(metrics["finite"]) == 1.0
 
 
@@ -190,19 +193,20 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), initial_params(CONFIG))
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
     trees, step = random_trees(4), built()
-    expected = added(step, step.init({WEIGHTS: wide, USER: wide["embed"]}), {}, trees)["acc"][WEIGHTS]
+    first = step.init({WEIGHTS: wide, USER: wide["embed"]})
+    expected = summed(step, first, {}, trees).gradient[WEIGHTS]
     step, state, frozen = build(CONFIG, params=narrow, dtype="bfloat16")
-    state = added(step, state, frozen, trees)
-    sums = state["acc"][WEIGHTS]
-    for ours, theirs in zip(jax.tree.leaves(sums), jax.tree.leaves(expected), strict=True):
+    sums = summed(step, state, frozen, trees)
+    gradient = sums.gradient[WEIGHTS]
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert ours.dtype == jnp.float32
         assert relative_difference(ours, theirs) < 0.05
 
     def is_finer(array: jax.Array) -> bool:
         return bool((array != array.astype(jnp.bfloat16).astype(jnp.float32)).any())
 
-    assert is_finer(sums["layers"]["q"])
-    assert is_finer(step.update(state)[0][WEIGHTS]["params"]["layers"]["q"])
+    assert is_finer(gradient["layers"]["q"])
+    assert is_finer(step.update(state, sums)[0][WEIGHTS]["params"]["layers"]["q"])
 
 
 @functools.cache
@@ -210,13 +214,18 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
     """Of six layers over longer prefixes: the bytes that a step and scoring need, the sums of the step, and how many
     matrix products its program holds."""
     trees = random_trees(4, prefix=200)
-    step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
+    config = small_config(num_hidden_layers=6)
+    step, state, frozen = build(config, tuning=tuning, remat=remat)
     arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
-    compiled = step.accumulate.lower(*arguments).compile()
+    compiled = step.gradients.lower(*arguments).compile()
     scoring = 0
     if remat == "none":
-        scoring = step.rewards.lower(*arguments[:3]).compile().memory_analysis().temp_size_in_bytes
-    sums = jax.tree.map(np.asarray, compiled(*arguments)["acc"][WEIGHTS])
+        settings = TrainSettings(tuning=tuning, lora=LORA, remat="none")  # pyright: ignore[reportArgumentType]
+        rewards = trained_decoder(settings, config, mesh=step.mesh).rewards
+        scored = jax.jit(functools.partial(rewards, prompts=None, differentiated=False))
+        program = scored.lower(step.inputs(state)[WEIGHTS], *arguments[1:3]).compile()
+        scoring = program.memory_analysis().temp_size_in_bytes
+    sums = jax.tree.map(np.asarray, compiled(*arguments).gradient[WEIGHTS])
     products = compiled.as_text().count(" dot(")
     return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums), products
 
@@ -253,10 +262,10 @@ def test_user_rows_are_trained_through_the_table() -> None:
     state[USER]["table"] = jax.device_put(table, method.shardings["table"])
     plain, slots = random_trees(3), (0, 1, 1)
     trees = [named_tree(tree, slot, 3) for tree, slot in zip(plain, slots, strict=True)]
-    state = step.take(state, np.array([4, 2], np.int32))
+    state = taken(state, np.array([4, 2]), step=step, method=method)
     np.testing.assert_array_equal(state[USER]["rows"], table[[4, 2]])
-    state = added(step, state, frozen, trees)
-    assert state["acc"][USER].shape == (2, 3, 32)
+    sums = summed(step, state, frozen, trees)
+    assert sums.gradient[USER].shape == (2, 3, 32)
 
     def by_rows(rows: jax.Array) -> jax.Array:
         """The rows are further words, which stand in front of the conversations."""
@@ -271,7 +280,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
         return loss_of(logits[..., 0], LossSettings(center_rewards_coefficient=0.01))
 
     gradient = jax.jit(jax.grad(by_rows))(jnp.asarray(table[[4, 2]]))
-    state, metrics = step.update(state)
+    state, metrics = step.update(state, sums)
     assert float(metrics["user_grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
     expected = table.copy()
     expected[[4, 2]] -= 0.1 * np.asarray(gradient / (jnp.abs(gradient) + 1.0))  # the first step of Adam
@@ -279,11 +288,11 @@ def test_user_rows_are_trained_through_the_table() -> None:
 
     bad = extras_of(trees, weights=np.array([np.inf, 1, 1]))
     before = np.asarray(state[USER]["table"])
-    state, metrics = step.update(added(step, state, frozen, trees, bad))
+    state, metrics = updated(step, state, frozen, trees, bad)
     assert float(metrics["finite"]) == 0.0
     np.testing.assert_array_equal(state[USER]["table"], before)
     np.testing.assert_array_equal(state[USER]["ids"], [4, 2])
-    assert (step.accumulate._cache_size(), step.update._cache_size()) == (1, 1)
+    assert (step.gradients._cache_size(), step.update._cache_size()) == (1, 1)
 
 
 def test_a_head_with_several_labels_cannot_be_trained() -> None:

@@ -32,9 +32,9 @@ from prb_jax.training import trainer
 from prb_jax.training.config import BatchSettings
 from prb_jax.training.data import Examples, Order
 from prb_jax.training.microbatches import STEPS_SIMULATED, Layout, labelled, plan_layout
-from prb_jax.training.objective import USER, WEIGHTS
-from prb_jax.training.step import Microbatch, add_gradients, sums_of
+from prb_jax.training.step import Microbatch, add_gradients
 from prb_jax.training.train import train
+from prb_jax.training.trainer import USER, WEIGHTS
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import READS_STEP, choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import StepTable
@@ -42,7 +42,7 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.sweeps import sweep
-from tests.training.small_batches import WINDOWED, build, small_config, soft_prompts
+from tests.training.small_batches import WINDOWED, build, small_config, soft_prompts, taken
 from tests.training.tiny import config, curve, record, rows, stopped_at, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -146,14 +146,14 @@ def test_a_step_over_streams_is_that_of_comparisons_alone(
         """One after the other, or so many at a time."""
         of_count = lambda mesh, held=None: 1 if count is None else count if held else 4  # noqa: E731
         monkeypatch.setattr(training_step, "lanes", of_count)
-        return add_gradients(step, jax.tree.map(jnp.copy, state), frozen, batches)
+        return add_gradients(step, state, frozen, batches)
 
     whole = planned(examples, model, attention=attention, tokens=256 if on_cpu else 512, steps=1)
     sums, metrics = [], []
     for layout in (conversations_alone(whole), whole):
         state = jax.tree.map(jnp.copy, first)
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
-        state = step.take(state, step_rows.ids)
+        state = taken(state, step_rows.ids, step=step, method=method)
         if attention.name == "many blocks" and layout is whole:
             for module in (stream_program, reads, decoder):
                 monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
@@ -174,12 +174,12 @@ def test_a_step_over_streams_is_that_of_comparisons_alone(
             assert len(np.unique(step_rows.slots)) == 4
             assert sum(part.tokens for part in batches) < 0.8 * alone
             done = [added(batches, count) for count in (1, 2, 3)]
-            bits = [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(one))] for one in done]
+            bits = [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one)] for one in done]
             assert bits[0] == bits[1] == bits[2]
             assert step.gradients._cache_size() == len({part.batch.tokens.shape for part in batches})
             assert step.add._cache_size() == 1
-        sums.append(jax.tree.map(np.asarray, done[-1]["acc"]))
-        metrics.append(step.update(done[-1])[1])
+        sums.append(jax.tree.map(np.asarray, done[-1].gradient))
+        metrics.append(step.update(state, done[-1])[1])
     assert set(sums[0]) == {WEIGHTS, USER}
     assert np.linalg.norm(sums[0][USER]) > 0.1
     tolerance = 1e-4 if attention.table == "steps" else 1e-5

@@ -15,8 +15,8 @@ from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
 from prb_jax.training.config import LossSettings
-from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.step import TrainStep
+from prb_jax.training.trainer import USER, WEIGHTS
 from prb_jax.trees.tree import Tree, build_tree
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
@@ -61,14 +61,14 @@ def our_step(
     extras = extras_of(trees, margin=MARGINS if margin else np.zeros(4), weights=np.ones(4))
     state = step.init({WEIGHTS: params, USER: params["embed"]})
     batch = batch_of(trees, window=config.sliding_window)
-    state = step.accumulate(state, {}, *step.place(batch, extras))
-    sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, state["acc"][WEIGHTS]))
+    added = step.gradients(state, {}, *step.place(batch, extras))
+    sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, added.gradient[WEIGHTS]))
     gradients = {}
     for leaf in leaf_maps(config):
         parts = sums[leaf.path] if leaf.stacked else [sums[leaf.path]]
         for key, value in zip(leaf.file_keys, parts, strict=True):
             gradients[key] = value.T if leaf.transposed else value
-    metrics = step.update(state)[1]
+    metrics = step.update(state, added)[1]
     return {name: float(value) for name, value in metrics.items()}, gradients
 
 

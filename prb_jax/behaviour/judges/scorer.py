@@ -140,6 +140,7 @@ class JudgeScorer(Scorer):
     name: str | None = None  # in tables; that of the model if not given
 
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length")
+    judges: ClassVar[bool] = True
     has_prompt: ClassVar[bool] = True
 
     @property

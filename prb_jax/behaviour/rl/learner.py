@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 
 from prb_jax.behaviour.generation.policy import bare_policy
 from prb_jax.behaviour.generation.programs import decoding_mesh
-from prb_jax.behaviour.rl.numbers import token_weights
+from prb_jax.behaviour.rl.dpo import DPO
 from prb_jax.behaviour.rl.objective import (
+    FROM_REWARDS,
     POLICY,
     Actor,
-    Targets,
     make_policy_step,
     token_logprobs,
     token_states,
@@ -27,6 +27,7 @@ from prb_jax.behaviour.rl.objective import (
 )
 from prb_jax.behaviour.rl.rollouts import Rollouts
 from prb_jax.behaviour.rl.settings import PpoSettings
+from prb_jax.behaviour.rl.sft import SFT
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
@@ -61,6 +62,7 @@ class Learner(Trainer):
     Attributes:
       policy: without weights: program, tokenizer and stop tokens.
       actor: all that is static.
+      objective: what it learns from.
 
     Raises:
       CheckpointError: no causal language model, or one that cannot be used.
@@ -99,7 +101,8 @@ class Learner(Trainer):
             identity=identity,
             load=self._read_weights,
         )
-        super().__init__(settings, start, make_policy_step(self.actor))
+        self.objective = {"dpo": DPO, "sft": SFT}.get(settings.algorithm, FROM_REWARDS)
+        super().__init__(settings, start, make_policy_step(self.actor, self.objective))
         self._look = make_look(self.actor, self.program)
 
     def _read_weights(self, mesh: Mesh) -> Params:
@@ -154,7 +157,10 @@ class Learner(Trainer):
 
     def microbatches(self, batch: Rollouts, rows: np.ndarray) -> list[Microbatch]:
         """Return the microbatches of an update from these rows of a step, with what the loss needs."""
-        targets, trees = _targets(batch, rows, self.settings), [batch.trees[row] for row in rows]
+        targets, trees = (
+            self.objective.targets(batch, rows, self.settings),
+            [batch.trees[row] for row in rows],
+        )
         parts = []
         for part in self._layout.microbatches(trees):
             reads = self._read(part, trees, batch.columns)
@@ -189,30 +195,6 @@ def _cut(array: np.ndarray, part: Microbatch, reads: Reads) -> np.ndarray:
     for members, view in _views(cut, part, array.shape[1]):
         view[...] = array[members]
     return cut
-
-
-def _targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
-    """What the loss of a whole minibatch needs, so that its weights are made for all of it."""
-    mask = batch.mask[rows]
-    if settings.algorithm == "sft":
-        return Targets(weights=mask / mask.sum())
-    of_each = np.ones(mask.shape[:2], np.float32)
-    if settings.algorithm == "dpo":
-        return Targets(mask=mask, reference=batch.reference[rows], weights=of_each / len(rows))
-    assert batch.credit is not None
-    value_mask = np.asarray(batch.credit.value_mask)[rows]
-    mode, longest = settings.loss.aggregation, settings.rollout.max_new_tokens
-    return Targets(
-        weights=np.asarray(token_weights(jnp.asarray(mask), mode, longest=longest)),
-        counts=mask / mask.sum(),
-        old=batch.logprobs[rows],
-        reference=batch.reference[rows],
-        advantages=np.asarray(batch.credit.advantages)[rows],
-        kl=of_each * np.float32(batch.kl),
-        value_weights=value_mask / value_mask.sum(),
-        values=batch.values[rows],
-        returns=np.asarray(batch.credit.returns)[rows],
-    )
 
 
 def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:

@@ -12,22 +12,18 @@ section 2.2; group advantages: Shao et al. 2024 (2402.03300) and Ahmadian et al.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prb_jax.errors import quote
-
-ESTIMATORS = ("k1", "k2", "k3")
-AGGREGATIONS = (
-    "token-mean",
-    "sequence-mean-token-mean",
-    "sequence-mean-token-sum",
-    "sequence-mean-token-sum-norm",
-)
-RATIOS = ("token", "sequence")
-END_RULES = ("none", "subtract", "replace")
+Estimator = Literal["k1", "k2", "k3"]
+Aggregation = Literal[
+    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
+]
+Ratio = Literal["token", "sequence"]
+EndRule = Literal["none", "subtract", "replace"]
 
 _VARIANCE_FLOOR = 1e-8
 _DEVIATION_FLOOR = 1e-4
@@ -97,7 +93,7 @@ def whiten(values: jax.Array, mask: jax.Array, *, shift_mean: bool) -> jax.Array
     return jnp.where(mask > 0, scaled if shift_mean else scaled + mean, 0.0)
 
 
-def kl_estimate(logprobs: jax.Array, reference: jax.Array, estimator: str) -> jax.Array:
+def kl_estimate(logprobs: jax.Array, reference: jax.Array, estimator: Estimator) -> jax.Array:
     """Return an estimate of KL(policy || reference) for each token that the policy drew, float32 [..., T].
 
     With x = log p(policy) - log p(reference), k1 is x: unbiased, of either sign. k2 is x^2 / 2, whose expected gradient
@@ -105,10 +101,8 @@ def kl_estimate(logprobs: jax.Array, reference: jax.Array, estimator: str) -> ja
 
     Args:
       logprobs, reference: float32 [..., T].
-      estimator: one of :data:`ESTIMATORS`.
+      estimator: k1, k2 or k3.
     """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, found {quote(estimator)}")
     x = logprobs - reference
     if estimator == "k1":
         return x
@@ -131,7 +125,7 @@ def adapted_coefficient(
     return coefficient * (1.0 + error * samples / horizon)
 
 
-def ended_scores(scores: jax.Array, ended: jax.Array, *, rule: str, value: float) -> jax.Array:
+def ended_scores(scores: jax.Array, ended: jax.Array, *, rule: EndRule, value: float) -> jax.Array:
     """Return the scores of responses, changed where one did not end by itself.
 
     Args:
@@ -141,8 +135,6 @@ def ended_scores(scores: jax.Array, ended: jax.Array, *, rule: str, value: float
         place of the score (the "N+ implementation details", with -1).
       value: of the rule.
     """
-    if rule not in END_RULES:
-        raise ValueError(f"rule: expected one of {', '.join(END_RULES)}, found {quote(rule)}")
     if rule == "none":
         return scores
     return jnp.where(ended, scores, scores - value if rule == "subtract" else value)
@@ -184,15 +176,13 @@ def group_advantages(scores: jax.Array, *, baseline: str, scale: bool = False) -
     return centred / (deviation + _DEVIATION_FLOOR) if scale else centred
 
 
-def log_ratio(logprobs: jax.Array, old: jax.Array, mask: jax.Array, *, level: str) -> jax.Array:
+def log_ratio(logprobs: jax.Array, old: jax.Array, mask: jax.Array, *, level: Ratio) -> jax.Array:
     """Return the log of the new over the old probability: of each token, or the mean of the response for all of its.
 
     Args:
       logprobs, old, mask: [..., T].
-      level: one of :data:`RATIOS`; "sequence" is the geometric mean, as in GSPO.
+      level: "token" or "sequence", which is the geometric mean, as in GSPO.
     """
-    if level not in RATIOS:
-        raise ValueError(f"level: expected one of {', '.join(RATIOS)}, found {quote(level)}")
     difference = jnp.where(mask > 0, logprobs - old, 0.0)
     if level == "token":
         return difference
@@ -221,7 +211,7 @@ def clipped_value_loss(
     return 0.5 * jnp.maximum(free, (held - returns) ** 2)
 
 
-def token_weights(mask: jax.Array, mode: str, *, longest: int) -> jax.Array:
+def token_weights(mask: jax.Array, mode: Aggregation, *, longest: int) -> jax.Array:
     """Return weights [B, K, T] with which a loss of tokens is summed up; made once for a whole minibatch, they give the
     same loss in however many microbatches it is computed.
 
@@ -232,8 +222,6 @@ def token_weights(mask: jax.Array, mode: str, *, longest: int) -> jax.Array:
         divided by ``longest`` (Dr. GRPO).
       longest: most tokens of a response.
     """
-    if mode not in AGGREGATIONS:
-        raise ValueError(f"mode: expected one of {', '.join(AGGREGATIONS)}, found {quote(mode)}")
     mask = mask.astype(jnp.float32)
     lengths = mask.sum(axis=-1, keepdims=True)
     responses = jnp.maximum((lengths > 0).sum(), 1)

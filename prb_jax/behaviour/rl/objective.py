@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,9 @@ from jax.sharding import Mesh
 from prb_jax.behaviour.rl.numbers import (
     clipped_policy_loss,
     clipped_value_loss,
-    dpo_loss,
     kl_estimate,
     log_ratio,
+    token_weights,
 )
 from prb_jax.behaviour.rl.sections import LABELLED
 from prb_jax.behaviour.rl.settings import PpoSettings
@@ -40,10 +40,14 @@ from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.platform.sharding import constrainer
-from prb_jax.training.step import ParameterGroup, TrainStep, make_train_step
+from prb_jax.training.step import TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.behaviour.rl.rollouts import Rollouts
 
 POLICY, VALUE = "policy", "value"
 """The groups of parameters: those of the policy, and those of the value function, where there is one."""
@@ -140,7 +144,7 @@ class Targets:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sums:
+class Means:
     """Sums over microbatches; their weights add up to 1 over a minibatch."""
 
     values: dict[str, jax.Array]
@@ -150,8 +154,8 @@ class Sums:
         """Gradients are sums that are means already."""
         return jnp.ones((), jnp.float32)
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums({name: value + other.values[name] for name, value in self.values.items()})
+    def __add__(self, other: Means) -> Means:
+        return Means({name: value + other.values[name] for name, value in self.values.items()})
 
     def means(self) -> dict[str, jax.Array]:
         """Return the sums by name."""
@@ -162,7 +166,20 @@ Extras = tuple[Reads, Targets]
 """What a loss is given beside a batch."""
 
 
-def make_policy_step(actor: Actor) -> TrainStep:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What an algorithm learns from. Rollouts have :data:`FROM_REWARDS`; `dpo.py` and `sft.py` have their own."""
+
+    # (actor, inputs of the groups by name, frozen, batch, extras) -> (loss, its sums)
+    loss: Callable[[Actor, Mapping[str, Any], Params, StreamBatch, Extras], tuple[jax.Array, Means]]
+    # (batch of a step, rows of a minibatch, settings) -> what the loss needs of the minibatch, [rows, K, ...]
+    targets: Callable[[Rollouts, np.ndarray, PpoSettings], Targets]
+    # (comparisons, policy, profile_posts=, max_length=) -> trees of the labelled responses; None where the policy draws
+    encode: Callable[..., Iterator[Tree]] | None = None
+    has_reference: bool = True  # whether the loss looks at log-probabilities before the update
+
+
+def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
     """Return the compiled functions of an update, of policy and value function together."""
     settings = actor.settings
     sources, frozen = jax.eval_shape(actor.split, abstract_params(actor.config))
@@ -181,14 +198,11 @@ def make_policy_step(actor: Actor) -> TrainStep:
         )
         for name, source in sources.items()
     }
-    groups: dict[str, ParameterGroup] = {**weights}
-    loss, names = _LOSSES.get(settings.algorithm, _LOSS_OF_ROLLOUTS)
     return make_train_step(
-        functools.partial(loss, actor),
+        functools.partial(objective.loss, actor),
         split=actor.split,
-        groups=groups,
+        groups=weights,
         frozen_shardings=parameter_shardings(frozen, actor.mesh, config=actor.config),
-        zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),
         learning_rate=weights[POLICY].learning_rate,
         mesh=actor.mesh,
     )
@@ -289,7 +303,7 @@ def read_policy(
 
 def rollout_loss(
     actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
-) -> tuple[jax.Array, Sums]:
+) -> tuple[jax.Array, Means]:
     """Return the loss of rollouts and its sums."""
     (reads, targets), settings, loss = extras, actor.settings, actor.settings.loss
     states, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
@@ -305,7 +319,7 @@ def rollout_loss(
         )
         sums["value_loss"] = (errors * jnp.asarray(targets.value_weights)).sum()
         total = total + loss.value_coefficient * sums["value_loss"]
-    return total, Sums({"loss": total, **sums})
+    return total, Means({"loss": total, **sums})
 
 
 def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
@@ -337,42 +351,24 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
     }
 
 
-def pair_loss(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
-) -> tuple[jax.Array, Sums]:
-    """Return the loss of DPO and its sums."""
-    (reads, targets), loss = extras, actor.settings.loss
-    _, logprobs, _ = read_policy(actor, inputs, frozen, batch, reads)
-    mask, weights = jnp.asarray(targets.mask), jnp.asarray(targets.weights).reshape(-1, 2)[:, 0]
-    ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(targets.reference), 0.0)).sum(axis=-1)
-    chosen, rejected = ratios.reshape(-1, 2).T
-    losses = dpo_loss(chosen, rejected, beta=loss.dpo_beta, label_smoothing=loss.label_smoothing)
-    total = (losses * weights).sum()
-    sums = {
-        "loss": total,
-        "accuracy": ((chosen > rejected) * weights).sum(),
-        "margin": (loss.dpo_beta * (chosen - rejected) * weights).sum(),
-    }
-    return total, Sums(sums)
+def rollout_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
+    """Return what :func:`rollout_loss` needs of a minibatch."""
+    assert batch.credit is not None
+    mask, credit = batch.mask[rows], batch.credit
+    value_mask = np.asarray(credit.value_mask)[rows]
+    mode, longest = settings.loss.aggregation, settings.rollout.max_new_tokens
+    return Targets(
+        weights=np.asarray(token_weights(jnp.asarray(mask), mode, longest=longest)),
+        counts=mask / mask.sum(),
+        old=batch.logprobs[rows],
+        reference=batch.reference[rows],
+        advantages=np.asarray(credit.advantages)[rows],
+        kl=np.ones(mask.shape[:2], np.float32) * np.float32(batch.kl),
+        value_weights=value_mask / value_mask.sum(),
+        values=batch.values[rows],
+        returns=np.asarray(credit.returns)[rows],
+    )
 
 
-def text_loss(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
-) -> tuple[jax.Array, Sums]:
-    """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
-    reads, targets = extras
-    _, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
-    weights = jnp.asarray(targets.weights)
-    total = -(logprobs * weights).sum()
-    return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})
-
-
-_LOSSES = {
-    "dpo": (pair_loss, ("loss", "accuracy", "margin")),
-    "sft": (text_loss, ("loss", "entropy")),
-}
-_LOSS_OF_ROLLOUTS = (
-    rollout_loss,
-    ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl"),
-)
-"""What an algorithm minimises, and the names of its sums; of all others the second."""
+FROM_REWARDS = Objective(loss=rollout_loss, targets=rollout_targets)
+"""Of every algorithm that draws rollouts."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from prb_jax.behaviour.rl.credit import credit
 from prb_jax.behaviour.rl.learner import Learner
 from prb_jax.behaviour.rl.numbers import adapted_coefficient
 from prb_jax.behaviour.rl.rewards import Reward, check_scoring, open_reward
-from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler, encode_pairs, encode_preferred
-from prb_jax.behaviour.rl.sections import LABELLED
+from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler
 from prb_jax.behaviour.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.behaviour.rl.watch import (
     GoldWatch,
@@ -42,10 +41,9 @@ from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
 from prb_jax.scoring.inputs import Inputs, read_inputs
 from prb_jax.scoring.load import Model
-from prb_jax.training.config import TrainSettings, ValidationSettings
-from prb_jax.training.data import Order, TrainingData, read_training_data
+from prb_jax.training.data import Examples, Order, read_examples
 from prb_jax.training.logs import StepFile
-from prb_jax.training.loop import TrainResult, open_loop, run_steps, write_summary
+from prb_jax.training.loop import Loop, TrainResult, open_loop, write_summary
 from prb_jax.training.record import (
     check_start,
     computing_versions,
@@ -53,6 +51,7 @@ from prb_jax.training.record import (
     session_on,
     settings_with,
 )
+from prb_jax.trees.tree import Tree
 
 ADAPTER = "adapter"
 
@@ -113,12 +112,13 @@ def ppo(
       DataError: the data cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
+    # Settings, data, and the models that are trained and asked.
     path, objects = Path(out), {"data": data, "reward": reward, "watch.gold": gold}
     given = [key for key, value in objects.items() if value is not None]
     settings = load_ppo_settings(config, overrides, given=given)
     check_start(POLICY_RUN, path, settings)
-    read = _read_data(settings, data)
-    comparisons = list(read.train.comparisons)
+    read = read_examples(settings.data, "data", subset=settings.subset, limit=settings.limit, given=data)
+    comparisons = list(read.comparisons)
     settings = settings.with_steps(len(comparisons))
     held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
     if held_out is not None:
@@ -142,116 +142,50 @@ def ppo(
         if summary is not None:
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
 
+        # What a step learns from: labelled responses of the data, or rollouts.
         order = Order(len(comparisons), settings.batch.prompts, settings.seed)
-        labelled, sampler = None, None
-        if settings.algorithm in LABELLED:
-            encode = encode_pairs if settings.algorithm == "dpo" else encode_preferred
+        encode, labelled, sampler = learner.objective.encode, list[Tree](), None
+        if encode is not None:
             posts, longest = settings.profile_posts, settings.max_length
-            labelled = list(encode(comparisons, learner.policy, profile_posts=posts, max_length=longest))
-            planned, columns = labelled, max(tree.shape[2] for tree in labelled)
+            labelled += encode(comparisons, learner.policy, profile_posts=posts, max_length=longest)
         else:
             sampler = Sampler(learner.policy, comparisons, settings)
-            planned, columns = sampler.longest(), settings.rollout.max_new_tokens
-        learner.plan(planned, order)
+        learner.plan(sampler.longest() if sampler else labelled, order)
+        columns = settings.rollout.max_new_tokens if sampler else max(tree.shape[2] for tree in labelled)
+
+        # The loop: see `learn_from_rollouts` for the phases of a step.
         loop = stack.enter_context(open_loop(path, learner, progress=progress))
-        if opened is not None:
-            read_as = "rollouts" if sampler else "texts for watch.data"
-            loop.say(f"reward: {opened.name}, which reads the {read_as} as text")
-            if unknown := opened.unknown(comparisons):
-                loop.say(
-                    f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
-                    f"{listed(sorted(unknown))}"
-                )
         watch = GoldWatch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
         kept = None if loop.log is None else StepFile(path / ROLLOUTS, step=loop.step)
         loop.files += [rows for rows in (kept, watch.rows) if rows is not None]
-        coefficient = float(loop.facts.get("kl_coefficient", settings.kl.coefficient))
-
-        def update(batch: Rollouts, asked: Sequence[Comparison], step: int) -> dict[str, float]:
-            """Make the updates of a step; the means of their numbers."""
-            made: list[dict[str, float]] = []
-            for rows, metrics in learner.updates(batch, step=step):
-                remedy = "A lower optimizer.learning_rate or dtype=float32 may help"
-                loop.check_finite(metrics, [asked[row].id for row in rows], step=step + 1, remedy=remedy)
-                made.append(metrics)
-            means = {name: float(np.mean([metrics[name] for metrics in made])) for name in made[0]}
-            return {**means, "learning_rate": made[-1]["learning_rate"]}
-
-        def learn_from_labels(step: int, members: Sequence[int]) -> dict[str, float]:
-            assert labelled is not None
-            start = time.perf_counter()
-            batch = Rollouts([labelled[member] for member in members], columns)
-            if settings.algorithm == "dpo":
-                batch = learner.look(batch)
-            updates = update(batch, [comparisons[member] for member in members], step)
-            tokens, seconds = sum(tree.tokens for tree in batch.trees), time.perf_counter() - start
-            return {**updates, "tokens": tokens, "update_seconds": seconds, **loop.rates(tokens=tokens)}
-
-        def learn_from_rollouts(step: int, members: Sequence[int]) -> dict[str, float]:
-            nonlocal coefficient
-            assert sampler is not None
-            assert opened is not None
-            number, asked = step + 1, [comparisons[member] for member in members]
-            times = [time.perf_counter()]
-            batch = sampler.draw(learner.params(), members, step=step, columns=columns)
-            times.append(time.perf_counter())
-            scored = opened.score(asked, batch.texts, step=number)
-            times.append(time.perf_counter())
-            batch = learner.look(replace(batch, scores=scored.values))
-            arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
-            credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
-            batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
-            updates = update(batch, asked, step)
-            times.append(time.perf_counter())
-            if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
-                kept.write(*batch.rows(number, asked, settings.rollout.keep))
-            tokens = int(batch.mask.sum())
-            row = {
-                **updates,
-                **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
-                "kl_coefficient": coefficient,
-                "empty": scored.empty,
-                "failed": scored.failed,
-                "sampler_difference": float(np.abs((batch.logprobs - batch.sampled) * batch.mask).max()),
-                "tokens": tokens,
-                "rollout_seconds": times[1] - times[0],
-                "reward_seconds": times[2] - times[1],
-                "update_seconds": times[3] - times[2],
-                **loop.rates(tokens=tokens),
-            }
-            row |= watch.measure(number, asked, batch, kl=row["kl"])
-            if settings.kl.target is not None:
-                coefficient = adapted_coefficient(
-                    coefficient,
-                    kl=row["kl"],
-                    target=settings.kl.target,
-                    horizon=settings.kl.horizon,
-                    samples=len(members) * settings.rollout.n,
+        if opened is not None:
+            loop.say(
+                f"reward: {opened.name}, which reads the {'rollouts' if sampler else 'texts for watch.data'} as text"
+            )
+            if unknown := opened.unknown(comparisons):
+                names = listed(sorted(unknown))
+                loop.say(f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: {names}")
+        loop.facts = {"kl_coefficient": float(loop.facts.get("kl_coefficient", settings.kl.coefficient))}
+        loop.reason = _reason_to_stop(loop, settings)
+        for step in loop.steps():
+            members = order.step(step).tolist()
+            asked = [comparisons[member] for member in members]
+            if sampler is None:
+                batch = Rollouts([labelled[member] for member in members], columns)
+                row = learn_from_labels(loop, learner, batch, asked)
+            else:
+                assert opened is not None
+                row = learn_from_rollouts(
+                    loop, learner, members, asked, sampler=sampler, reward=opened, watch=watch, kept=kept
                 )
-            return row
-
-        def step_fn(step: int, members: Sequence[int]) -> Callable[[], Mapping[str, float]]:
-            learn = learn_from_rollouts if sampler else learn_from_labels
-            row = learn(step, members)
-            row = {"step": step + 1, "epoch": order.epoch_of(step + 1), **row}
-            return lambda: row
-
-        def reason() -> str | None:
-            rows = [] if loop.log is None else loop.log.rows
-            return on_first_process(lambda: reason_to_stop(rows, settings.watch))
-
-        stops = settings.watch.most_kl is not None or settings.watch.window is not None
-        run_steps(
-            loop,
-            (order.step(step).tolist() for step in range(loop.step, settings.steps)),
-            step_fn,
-            facts=lambda step: {"kl_coefficient": coefficient},
-            reason_to_end=reason if stops else None,
-        )
+            loop.report({"step": step + 1, "epoch": order.epoch_of(step + 1), **row})
+            loop.reason = _reason_to_stop(loop, settings)
         if loop.stopped_by is not None:
             return PpoResult(path, loop.step, stopped_by=loop.stopped_by)
         if loop.reason is not None:
             loop.say(f"ended at step {loop.step} of {settings.steps}: {loop.reason}")
+
+        # The policy as a model, and the texts by which it is judged.
         there = on_first_process(lambda: [(path / name).exists() for name in (MODEL, ADAPTER)])
         if not there[0]:
             learner.export(path / MODEL)
@@ -282,6 +216,113 @@ def ppo(
         return PpoResult(path, loop.step, path / MODEL, write_summary(loop, POLICY_RUN, summarise))
 
 
+def learn_from_rollouts(
+    loop: Loop,
+    learner: Learner,
+    members: Sequence[int],
+    asked: Sequence[Comparison],
+    *,
+    sampler: Sampler,
+    reward: Reward,
+    watch: GoldWatch,
+    kept: StepFile | None,
+) -> dict[str, float]:
+    """Make one step of a policy in named phases, and return its numbers. One batch goes through all of them.
+
+    Args:
+      loop: The run; its facts hold the coefficient of the KL.
+      learner: Policy, value function and reference.
+      members: Numbers of the prompts.
+      asked: Comparisons with these prompts.
+      sampler: Draws the rollouts.
+      reward: Scores the rollouts.
+      watch: Measures gold, where it is due.
+      kept: File of some rollouts of some steps.
+    """
+    settings, number, coefficient = learner.settings, loop.step + 1, loop.facts["kl_coefficient"]
+    times = [time.perf_counter()]
+    # Draw: prompts gain texts.
+    columns = settings.rollout.max_new_tokens
+    batch = sampler.draw(learner.params(), members, step=loop.step, columns=columns)
+    times.append(time.perf_counter())
+    # Score: texts gain rewards.
+    scored = reward.score(asked, batch.texts, step=number)
+    times.append(time.perf_counter())
+    # Look: tokens gain log-probabilities, also under the reference, and values.
+    batch = learner.look(replace(batch, scores=scored.values))
+    # Credit: tokens gain advantages.
+    arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
+    credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
+    batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
+    # Update.
+    updates = update(loop, learner, batch, asked)
+    times.append(time.perf_counter())
+    # Record.
+    if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
+        kept.write(*batch.rows(number, asked, settings.rollout.keep))
+    tokens = int(batch.mask.sum())
+    row = {
+        **updates,
+        **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
+        "kl_coefficient": coefficient,
+        "empty": scored.empty,
+        "failed": scored.failed,
+        "sampler_difference": float(np.abs((batch.logprobs - batch.sampled) * batch.mask).max()),
+        "tokens": tokens,
+        "rollout_seconds": times[1] - times[0],
+        "reward_seconds": times[2] - times[1],
+        "update_seconds": times[3] - times[2],
+        **loop.rates(tokens=tokens),
+    }
+    row |= watch.measure(number, asked, batch, kl=row["kl"])
+    if settings.kl.target is not None:
+        loop.facts = {
+            "kl_coefficient": adapted_coefficient(
+                coefficient,
+                kl=row["kl"],
+                target=settings.kl.target,
+                horizon=settings.kl.horizon,
+                samples=len(members) * settings.rollout.n,
+            )
+        }
+    return row
+
+
+def learn_from_labels(
+    loop: Loop, learner: Learner, batch: Rollouts, asked: Sequence[Comparison]
+) -> dict[str, float]:
+    """Make one step of a policy from labelled responses (`dpo.py`, `sft.py`), and return its numbers."""
+    start = time.perf_counter()
+    if learner.objective.has_reference:
+        batch = learner.look(batch)
+    updates = update(loop, learner, batch, asked)
+    tokens, seconds = sum(tree.tokens for tree in batch.trees), time.perf_counter() - start
+    return {**updates, "tokens": tokens, "update_seconds": seconds, **loop.rates(tokens=tokens)}
+
+
+def update(loop: Loop, learner: Learner, batch: Rollouts, asked: Sequence[Comparison]) -> dict[str, float]:
+    """Make the updates of a step, and return the means of their numbers.
+
+    Raises:
+      RunError: a loss is not finite; names the comparisons.
+    """
+    made: list[dict[str, float]] = []
+    for rows, metrics in learner.updates(batch, step=loop.step):
+        remedy = "A lower optimizer.learning_rate or dtype=float32 may help"
+        loop.check_finite(metrics, [asked[row].id for row in rows], step=loop.step + 1, remedy=remedy)
+        made.append(metrics)
+    means = {name: float(np.mean([metrics[name] for metrics in made])) for name in made[0]}
+    return {**means, "learning_rate": made[-1]["learning_rate"]}
+
+
+def _reason_to_stop(loop: Loop, settings: PpoSettings) -> str | None:
+    """Why the run ends here, or None; a collective where the settings name a reason."""
+    if settings.watch.most_kl is None and settings.watch.window is None:
+        return None
+    rows = [] if loop.log is None else loop.log.rows
+    return on_first_process(lambda: reason_to_stop(rows, settings.watch))
+
+
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = [name for name in _SUMMED_UP if name in rows[0]]
     return {name: float(np.mean([row[name] for row in rows])) for name in names}
@@ -289,7 +330,7 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _inputs(
     settings: PpoSettings,
-    data: TrainingData,
+    data: Examples,
     learner: Learner,
     rewards: Mapping[str, Reward],
     held_out: Inputs | None,
@@ -304,18 +345,7 @@ def _inputs(
         "settings": chosen,
         "model": dict(learner.start.identity),
         **{name: rewards[name].identity() if name in rewards else None for name in ("reward", "gold")},
-        "data": {"sources": dict(data.sources), "train": len(data.train)},
+        "data": {"sources": {"data": data.sources}, "train": len(data)},
         **({} if held_out is None else {"held_out": held_out.to_json()}),
         "versions": computing_versions(),
     }
-
-
-def _read_data(settings: PpoSettings, data: Records | None) -> TrainingData:
-    """The comparisons, of sources with splits those of "train"."""
-    read = TrainSettings(
-        data=settings.data,
-        subset=settings.subset,
-        limit=settings.limit,
-        validation=ValidationSettings(fraction=0.0),
-    )
-    return read_training_data(read, data=data)

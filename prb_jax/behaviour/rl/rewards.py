@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
-from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
-from prb_jax.behaviour.judges.scorer import JudgeScorer
+from prb_jax.behaviour.judges.options import is_judge
 from prb_jax.behaviour.rl.sections import ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import PrbError, RunError, quote
@@ -20,15 +19,27 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import is_personalised
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.options import flat_settings, from_flat, options_of
+from prb_jax.records.options import flat_settings, from_flat
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
-from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.remote import is_class_server, is_url
-from prb_jax.scoring.remote.endpoint import REPLIES
-from prb_jax.scoring.remote.score_server import ClassServer, open_remote
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.view import View, ViewOptions
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.personalised import PersonalisedModel
+
+_JUDGED = "prb_jax.behaviour.rl.judged"  # imported where a reward is a judge
+
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "history": ("adapts",), "profile_posts": ("model", "class server", "judge"), "protocol": ("model",),
+    "max_length": ("model", "cut judge"), "dtype": ("loaded", "judge here"),
+    "mesh": ("loaded", "fitted", "judge here"), "tokenizer": ("class server",),
+    "judge.template": ("judge with a scale",), "judge.system": ("judge with a scale",),
+    "judge.lowest": ("judge with a scale",), "judge.highest": ("judge with a scale",), "judge.reason": ("judge",),
+    "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
+}  # fmt: skip
+"""The kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; every reward uses the others."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +89,16 @@ class Reward:
         `prb serve`, a function and a baseline decide all of it themselves; a fitted method was fitted with its view;
         of a class server the template is known here at most.
         """
-        scorer, kinds = self.scorer, set[str]()
+        scorer = self.scorer
         if not (scorer.uses or scorer.adapts):
-            return kinds
-        if isinstance(scorer, ClassServer):
+            return set()
+        if not scorer.has_weights:
             return {"class server"}
-        if isinstance(scorer, JudgeScorer):
-            kinds |= {"judge", "judge elsewhere" if scorer.endpoint else "judge here"}
-            kinds |= set() if scorer.identity()["judge"] == RUBRIC else {"judge with a scale"}
-            return kinds | ({"cut judge"} if scorer.endpoint is None and scorer.has_max_length else set())
-        fitted = isinstance(scorer, PersonalisedModel)
+        if scorer.judges:
+            return import_module(_JUDGED).kinds_of(scorer)
+        fitted = _is_fitted(scorer)
+        kinds = {"adapts"} if scorer.adapts else set[str]()
         kinds |= set() if fitted else {"model"}
-        kinds |= {"adapts"} if scorer.adapts else set()
         return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
@@ -170,7 +179,7 @@ class Reward:
                 problem = error
             for index, row in scored:
                 if not np.isfinite(row).all():
-                    unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
+                    unread = " (nan: no number in the reply)" if self.scorer.judges else ""
                     failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")
                     continue
                 ask = waiting.pop(order[index])
@@ -214,43 +223,27 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     Raises:
       RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
     """
-    facts: dict[str, Any] = {}
-    opened: Any = model
-    scoring = settings.scoring
+    scoring, options = settings.scoring, LoadOptions()
     if isinstance(model, str) and is_judge(model):
-        return Reward(_open_judge(settings, model, out=out), scoring, facts)
-    options = LoadOptions()
+        return Reward(import_module(_JUDGED).open_judged(settings, model, out=out), scoring, {})
     if is_class_server(model):
         options = LoadOptions(tokenizer=scoring.tokenizer)
-    elif isinstance(model, str) and is_url(model):
-        opened = open_remote(model)
-        facts = {"view": opened.view}
-    elif isinstance(model, str | Path) and not has_no_weights(model):
+    elif isinstance(model, str | Path) and not (is_url(model) or has_no_weights(model)):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
     history = None
-    if scoring.history is not None and (is_personalised(opened) or getattr(opened, "adapts", False)):
+    if scoring.history is not None and (is_personalised(model) or getattr(model, "adapts", False)):
         history = read_history(scoring.history.split(","))
-    scorer = open_scorer(cast(Model, opened), options, recorded=True, history=history)
-    if isinstance(scorer, PersonalisedModel) and scorer.earlier:
+    scorer = open_scorer(cast(Model, model), options, recorded=True, history=history)
+    if _is_fitted(scorer):
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
+    told: Any = scorer
+    facts = {"view": told.view} if is_url(model) and not is_class_server(model) else {}
     return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
 
 
-def _open_judge(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
-    """The judge of a name as `judge:MODEL` or `rubric:MODEL`; a run that was killed asks an endpoint nothing twice."""
-    scoring, asked, named = settings.scoring, settings.scoring.judge, parse_judge(name)
-    given: dict[str, Any] = {"reason": asked.reason}
-    if named.protocol != RUBRIC:
-        given |= {"template": asked.template, "system": asked.system, "scale": asked.scale}
-    if named.url is not None:
-        given["top_logprobs"] = asked.top_logprobs
-    return open_named_judge(
-        name,
-        JudgeOptions(**given),
-        loading=LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype),
-        cache=(out or Path()) / REPLIES,
-        concurrency=asked.concurrency,
-    )
+def _is_fitted(scorer: Any) -> TypeGuard[PersonalisedModel]:
+    """Whether a reward was fitted by `prb personalise`."""
+    return scorer.adapts and hasattr(scorer, "fitted")
 
 
 def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
@@ -261,8 +254,8 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
     """
     kinds = set().union(*(reward.kinds for reward in rewards))
     given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
-    for name, known in options_of(ScoringSettings).items():
-        if given[name] != unset[name] and known.used_where and not kinds.intersection(known.used_where):
+    for name, users in _USED_BY.items():
+        if given[name] != unset[name] and kinds.isdisjoint(users):
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(
                 f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(given[name])}"

@@ -5,7 +5,7 @@ Letters: B trees of the step, K rollouts of each, R columns of tokens, the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,12 +19,10 @@ from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.schedule import collect, draw
 from prb_jax.behaviour.rl.credit import Credit
 from prb_jax.behaviour.rl.settings import PpoSettings
-from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
 from prb_jax.records.comparison import Comparison
-from prb_jax.text.view import View
-from prb_jax.trees.encode import encode_comparisons
-from prb_jax.trees.tree import Tree, common_run
+from prb_jax.trees.tree import Tree
 
 
 def _none() -> np.ndarray:
@@ -158,77 +156,8 @@ class Sampler:
         return Rollouts(trees, columns, texts, ended, sampled)
 
 
-def encode_pairs(
-    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
-) -> Iterator[Tree]:
-    """Yield the trees of labelled pairs, the chosen response first, each up to its last stop token.
-
-    What the template writes behind that token is no part of a response; where it writes none, the policy's first stop
-    token is put behind it. Tokens with which both responses begin belong to the prefix: their log-ratios are equal and
-    cancel in the loss.
-
-    Raises:
-      DataError: a comparison that is no pair of different labels, or does not fit; names it.
-    """
-    for comparison in comparisons:
-        labels = comparison.labels
-        if len(comparison.responses) != 2 or labels is None or labels[0] == labels[1]:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: dpo expects two responses with different labels, found "
-                f"{len(comparison.responses)} with the labels {quote(labels)}"
-            )
-    limit = policy.context if max_length is None else max_length
-    whole = encode_comparisons(comparisons, policy.tokenizer, view=View(profile_posts, max_length=limit))
-    for comparison, tree in zip(comparisons, whole, strict=True):
-        responses = [_ended(response, policy) for response in tree.responses]
-        if len(tree.prefix) + max(map(len, responses)) > limit:  # a stop token needs room
-            view = View(profile_posts, max_length=limit - 1)
-            (tree,) = encode_comparisons([comparison], policy.tokenizer, view=view)
-            responses = [_ended(response, policy) for response in tree.responses]
-        if not len(tree.prefix):
-            raise DataError(f"comparison {quote(comparison.id)}: its prompt has no token")
-        assert comparison.labels is not None
-        if comparison.labels[0] < comparison.labels[1]:
-            responses.reverse()
-        ends = tuple(len(response) - 1 for response in responses)
-        yield Tree(tree.prefix, tuple(responses), ends, tree.truncation)
-
-
-def encode_preferred(
-    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
-) -> Iterator[Tree]:
-    """Yield trees of one response each, that with the highest label, behind the prompt that the sampler shows.
-
-    The response is what the template makes of it, up to its last stop token; where the template writes none, the
-    policy's first stop token is put behind it, for nobody would learn to end otherwise.
-
-    Raises:
-      DataError: a comparison without labels, or which does not fit; names it.
-    """
-    limit = policy.context if max_length is None else max_length
-    alone = []
-    for comparison in comparisons:
-        if comparison.labels is None:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: sft expects labelled responses, found no label"
-            )
-        best = comparison.responses[int(np.argmax(comparison.labels))]
-        alone.append(Comparison(id=comparison.id, prompt=comparison.prompt, responses=[best]))
-    bare = policy.encode(alone, profile_posts=0, limit=limit)
-    whole = encode_comparisons(alone, policy.tokenizer, view=View(0))
-    prompts = policy.encode(comparisons, profile_posts=profile_posts, limit=limit)
-    for comparison, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
-        ids = conversation.sequence(0)
-        shared = common_run([start.ids, ids])
-        response = _ended(ids[shared:], policy)
-        if len(prompt.ids) + len(response) > limit:
-            (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=limit - len(response))
-        prefix = prompt.ids[: len(prompt.ids) - len(start.ids) + shared]
-        yield Tree(prefix, (response,), (len(response) - 1,))
-
-
-def _ended(response: np.ndarray, policy: Policy) -> np.ndarray:
-    """The response up to its last stop token, or with the policy's first one behind it where it has none."""
+def ended_response(response: np.ndarray, policy: Policy) -> np.ndarray:
+    """Return the response up to its last stop token, or with the policy's first one behind it where it has none."""
     ends = np.flatnonzero(np.isin(response, np.asarray(policy.stop_ids, np.int32)))
     if ends.size:
         return response[: ends[-1] + 1]

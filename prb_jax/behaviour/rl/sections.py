@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from prb_jax.behaviour.rl.numbers import Aggregation, EndRule, Estimator, Ratio
 from prb_jax.models import Dtype
 from prb_jax.records.options import Options, option, same_option, section
 from prb_jax.training.config import BatchSettings, CheckpointSettings, OptimizerSettings, Schedule
@@ -15,30 +16,25 @@ GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms that compare the responses of a prompt with each other."""
 LABELLED: tuple[Algorithm, ...] = ("dpo", "sft")
 """Algorithms that learn from the labelled responses of the data, and draw nothing on their way."""
-DRAWING = tuple(name for name in ALGORITHMS if name not in LABELLED)
+DRAWING: tuple[Algorithm, ...] = ("ppo", "grpo", "rloo", "reinforce++")
 """Algorithms that learn from rollouts."""
-
-_HELD_OUT = "watch.data"
-_GOLD = "watch.gold, the second reward that it looks at"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Options, prefix="rollout."):
     """The texts that the policy writes in every step."""
 
-    n: int = option(4, "rollouts of each prompt; together they are one tree.", least=1, used_with=_HELD_OUT)
+    n: int = option(4, "rollouts of each prompt; together they are one tree.", least=1)
     temperature: float = option(
         1.0,
         "divides the logits, when texts are drawn and wherever their probabilities are computed.",
         above=0,
-        used_with=_HELD_OUT,
     )
-    max_new_tokens: int = option(128, "most tokens of a rollout.", least=1, used_with=_HELD_OUT)
+    max_new_tokens: int = option(128, "most tokens of a rollout.", least=1)
     rows: int | None = option(
         None,
         "rollouts that are drawn at a time; None chooses by device. It decides speed, not results.",
         least=1,
-        used_with=_HELD_OUT,
     )
     keep_every: int | None = option(
         None,
@@ -58,33 +54,25 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
         "file with the text that asks `judge:` for a number, with the places {prompt} and {answer}; None "
         "for the project's own one.",
         effect="contents",
-        used_where=("judge with a scale",),
     )
     system: str | None = option(
         None,
         "file with the text of a system turn before it (`judge:`); None for none.",
         effect="contents",
-        used_where=("judge with a scale",),
     )
     lowest: int | None = option(
         None,
         "number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.",
-        used_where=("judge with a scale",),
     )
-    highest: int | None = option(
-        None, "number of that scale; None for 9.", used_where=("judge with a scale",)
-    )
+    highest: int | None = option(None, "number of that scale; None for 9.")
     reason: bool = option(False, "whether the judge thinks in words before it names its number.")
     top_logprobs: int | None = option(
         None,
         "most probable tokens that an endpoint is asked for, of which the expected number is taken; None "
         "for the number in its reply.",
         least=1,
-        used_where=("judge elsewhere",),
     )
-    concurrency: int = option(
-        8, "requests to an endpoint at a time.", least=1, effect="none", used_where=("judge elsewhere",)
-    )
+    concurrency: int = option(8, "requests to an endpoint at a time.", least=1, effect="none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,20 +91,18 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
 class ScoringSettings(Options, prefix="scoring."):
     """From the reward's score of a text to the score that is trained on."""
 
-    scale: float = option(1.0, "multiplies the score, first of all (0.1 in the paper).", used_with=_HELD_OUT)
+    scale: float = option(1.0, "multiplies the score, first of all (0.1 in the paper).")
     empty: float | None = option(
         None,
         "score, before scaling, of a rollout without a letter, which no reward model can read; None stops the run.",
-        used_with=_HELD_OUT,
     )
     failed: float | None = option(
         None,
         "score, before scaling, of the rollouts of a prompt whose reward cannot be computed or is not "
         "finite; None stops the run and names the prompt. The paper's callback gives 5, which is 0.5 after "
         "scaling; do not copy it.",
-        used_with=_HELD_OUT,
     )
-    no_end: Literal["none", "subtract", "replace"] = option(
+    no_end: EndRule = option(
         "none",
         'rule for a rollout that was cut at max_new_tokens: "subtract" takes no_end_value away (TRL), '
         '"replace" puts it in place of the score (the "N+ implementation details", with -1).',
@@ -124,61 +110,44 @@ class ScoringSettings(Options, prefix="scoring."):
     no_end_value: float | None = option(
         None,
         'of that rule; None for 1 with "subtract" and -1 with "replace", so that it never pays to be cut.',
-        needs="scoring.no_end",
     )
-    free_tokens: int = option(
-        0, "length up to which a rollout has no penalty.", least=0, needs="scoring.token_penalty"
-    )
+    free_tokens: int = option(0, "length up to which a rollout has no penalty.", least=0)
     token_penalty: float = option(0.0, "taken away for each token beyond that.")
     history: str | None = option(
         None,
         "labelled comparisons, as `data`, from which a reward that was fitted by `prb personalise` learns "
         "the users; None for other rewards, and where profiles are all that is known of users.",
         effect="contents",
-        used_with=_HELD_OUT,
-        used_where=("adapts",),
     )
     profile_posts: int | None = option(
         None,
         "posts that the reward model is shown; None as it was trained.",
-        used_with=_HELD_OUT,
-        used_where=("model", "class server", "judge"),
     )
     protocol: str | None = option(
         None,
         'of the reward model\'s text, "default" or "paper" (which cuts the end of long responses, as the '
         "paper's server does); None as it was trained.",
-        used_with=_HELD_OUT,
-        used_where=("model",),
     )
     max_length: int | None = option(
         None,
         "most tokens of a conversation for the reward model; None as it was trained.",
-        used_with=_HELD_OUT,
-        used_where=("model", "cut judge"),
     )
     dtype: Dtype | None = option(
         None,
         "of the reward model; None for that of its checkpoint.",
-        used_with=_HELD_OUT,
-        used_where=("loaded", "judge here"),
     )
     mesh: str | None = option(
         None,
         "of the reward model; None for that of the policy.",
         effect="none",
-        used_with=_HELD_OUT,
-        used_where=("loaded", "fitted", "judge here"),
     )
     tokenizer: str | None = option(
         None,
         "of a reward behind `/classify` of SGLang, which takes token ids: folder or hub id of the tokenizer whose chat "
         "template renders the conversation.",
         effect="none",
-        used_with=_HELD_OUT,
-        used_where=("class server",),
     )
-    judge: ScoringJudgeSettings = section(ScoringJudgeSettings, used_with=_HELD_OUT, used_where=("judge",))
+    judge: ScoringJudgeSettings = section(ScoringJudgeSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,7 +172,7 @@ class KlSettings(Options, prefix="kl."):
         'for "loss" with grpo, which would divide the KL of rollouts of one score by its own deviation, and'
         ' else "reward".',
     )
-    estimator: Literal["k1", "k2", "k3"] | None = option(
+    estimator: Estimator | None = option(
         None,
         "k1, k2 or k3 (`prb_jax.behaviour.rl.numbers.kl_estimate`); None for k1 in the reward and k3 in the loss, "
         "where k1 is refused: its expected gradient is 0.",
@@ -213,14 +182,11 @@ class KlSettings(Options, prefix="kl."):
         None,
         "KL of a whole response to which the coefficient is adapted, after every step; None keeps it fixed.",
         above=0,
-        needs="kl.coefficient",
-        needs_text="a kl.coefficient above 0, which it multiplies",
     )
     horizon: float = option(
         10_000.0,
         "rollouts after which a constant error of a fifth has changed the coefficient by a fifth.",
         above=0,
-        needs="kl.target",
     )
 
 
@@ -228,9 +194,7 @@ class KlSettings(Options, prefix="kl."):
 class AdvantageSettings(Options, prefix="advantage."):
     """How much better than expected a token was."""
 
-    gamma: float = option(
-        1.0, "discount of later rewards (ppo, reinforce++).", least=0, most=1, used_by=("ppo", "reinforce++")
-    )
+    gamma: float = option(1.0, "discount of later rewards (ppo, reinforce++).", least=0, most=1)
     lam: float = option(
         0.95, "weight of longer returns in the generalised advantage estimate (ppo).", least=0, most=1
     )
@@ -242,9 +206,7 @@ class AdvantageSettings(Options, prefix="advantage."):
     whiten_rewards: bool = option(
         False, "divides rewards of tokens by their standard deviation and keeps their mean (ppo)."
     )
-    scale_groups: bool = option(
-        True, "divides by the standard deviation of the prompt's rollouts (grpo).", used_by=("grpo",)
-    )
+    scale_groups: bool = option(True, "divides by the standard deviation of the prompt's rollouts (grpo).")
     value_at_end: bool = option(
         False,
         "the state after the last token has a value of its own and gets the score, as in TRL, so that the "
@@ -258,26 +220,20 @@ class PolicyLossSettings(Options, prefix="loss."):
     """What is minimised."""
 
     clip: float = option(0.2, "how far the ratio of new to old probability may leave 1.", above=0)
-    ratio: Literal["token", "sequence"] = option(
+    ratio: Ratio = option(
         "token",
         "of each token, or of the whole response (the geometric mean of its tokens' ratios, as in GSPO).",
     )
-    aggregation: Literal[
-        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = option(
+    aggregation: Aggregation = option(
         "token-mean", "how the losses of tokens become one: see `prb_jax.behaviour.rl.numbers.token_weights`."
     )
     entropy_coefficient: float = option(0.0, "of the entropy, which is added to what is maximised.", least=0)
-    value_coefficient: float = option(0.1, "of the value loss (ppo).", least=0, used_by=("ppo",))
+    value_coefficient: float = option(0.1, "of the value loss (ppo).", least=0)
     value_clip: float | None = option(
-        0.2, "how far a value may leave the old one; None for no limit (ppo).", above=0, used_by=("ppo",)
+        0.2, "how far a value may leave the old one; None for no limit (ppo).", above=0
     )
-    dpo_beta: float = option(
-        0.1, "how strongly the policy is held to the reference (dpo).", above=0, used_by=("dpo",)
-    )
-    label_smoothing: float = option(
-        0.0, "probability that a label is wrong (dpo).", least=0, below=0.5, used_by=("dpo",)
-    )
+    dpo_beta: float = option(0.1, "how strongly the policy is held to the reference (dpo).", above=0)
+    label_smoothing: float = option(0.0, "probability that a label is wrong (dpo).", least=0, below=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,29 +314,20 @@ class WatchSettings(Options, prefix="watch."):
         "which reward and gold score; None for none. dpo and sft, which draw no rollouts, are watched by it"
         " alone.",
         effect="contents",
-        needs="watch.gold",
-        needs_text=_GOLD,
     )
     every: int = option(
         1,
         "steps between two measurements of gold.",
         least=1,
-        used_by=DRAWING,
-        needs="watch.gold",
-        needs_text=_GOLD,
     )
     window: int | None = option(
         None,
         "measurements that are averaged: the run stops where the mean of the last ones is below that of as "
         "many before them, while the reward rose; None never stops so.",
         least=1,
-        used_by=DRAWING,
-        needs="watch.gold",
-        needs_text=_GOLD,
     )
     most_kl: float | None = option(
         None,
         "the run stops where the KL of a rollout has exceeded this; None never stops so.",
         above=0,
-        used_by=DRAWING,
     )

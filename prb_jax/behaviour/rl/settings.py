@@ -1,6 +1,6 @@
 """Every option of `prb ppo`: its name, type, default and meaning.
 
-A config is a Python file whose `get_config()` changes :func:`default_config`, or a YAML or TOML file.
+A config is a Python file whose `get_config()` changes :func:`default_config`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from prb_jax.behaviour.rl.numbers import Estimator
 from prb_jax.behaviour.rl.sections import (
+    ALGORITHMS,
     DRAWING,
     GROUPED,
     LABELLED,
@@ -26,15 +28,30 @@ from prb_jax.behaviour.rl.sections import (
     ValueSettings,
     WatchSettings,
 )
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models import AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
 from prb_jax.records.config_files import build_settings, to_config_dict
-from prb_jax.records.options import check_given, check_used, option, same_option, section
+from prb_jax.records.options import check_given, flat_settings, option, same_option, section
 from prb_jax.training.config import EVENTS, LogSettings, RunOptions, TrainSettings
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
+
+_USED_BY: dict[str, tuple[Algorithm, ...]] = {
+    "rollout": DRAWING, "scoring": DRAWING, "kl": DRAWING, "loss": DRAWING,
+    "watch.every": DRAWING, "watch.window": DRAWING, "watch.most_kl": DRAWING,
+    "advantage": ("ppo",), "value": ("ppo",), "loss.value_coefficient": ("ppo",), "loss.value_clip": ("ppo",),
+    "advantage.gamma": ("ppo", "reinforce++"), "advantage.scale_groups": ("grpo",),
+    "loss.dpo_beta": ("dpo",), "loss.label_smoothing": ("dpo",),
+}  # fmt: skip
+"""The algorithms that use a section, or one option of it; every algorithm uses the others."""
+
+_IN_STEPS = (
+    "rollout.keep_every", "rollout.keep", "scoring.no_end", "scoring.no_end_value", "scoring.free_tokens",
+    "scoring.token_penalty",
+)  # fmt: skip
+"""Options of rollouts and their scores that the texts for `watch.data` do not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +119,14 @@ class PpoSettings(RunOptions):
     remat: Remat = same_option(TrainSettings, "remat")
     attention: AttentionName = same_option(TrainSettings, "attention")
     export_dtype: Dtype | None = option(None, "type of the weights in `OUT/model`; None for `dtype`.")
-    rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
-    scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)
-    kl: KlSettings = section(KlSettings, used_by=DRAWING)
-    advantage: AdvantageSettings = section(AdvantageSettings, used_by=("ppo",))
-    loss: PolicyLossSettings = section(PolicyLossSettings, used_by=DRAWING)
-    value: ValueSettings = section(ValueSettings, used_by=("ppo",))
+    rollout: RolloutSettings = section(RolloutSettings)
+    scoring: ScoringSettings = section(ScoringSettings)
+    kl: KlSettings = section(KlSettings)
+    advantage: AdvantageSettings = section(AdvantageSettings)
+    loss: PolicyLossSettings = section(PolicyLossSettings)
+    value: ValueSettings = section(ValueSettings)
     optimizer: UpdateSettings = section(UpdateSettings)
-    lora: LoraConfig = section(LoraConfig, needs="tuning=lora")
+    lora: LoraConfig = section(LoraConfig)
     batch: RolloutBatchSettings = section(RolloutBatchSettings)
     checkpoint: KeptSettings = section(KeptSettings)
     watch: WatchSettings = section(WatchSettings)
@@ -145,8 +162,8 @@ class PpoSettings(RunOptions):
         return (self.kl.place or ("loss" if self.algorithm == "grpo" else "reward")) == "reward"
 
     @property
-    def kl_estimator(self) -> str:
-        """One of :data:`prb_jax.behaviour.rl.numbers.ESTIMATORS`."""
+    def kl_estimator(self) -> Estimator:
+        """The estimator that is asked for, or that of the place of the KL."""
         return self.kl.estimator or ("k1" if self.kl_in_reward else "k3")
 
     def with_steps(self, comparisons: int) -> PpoSettings:
@@ -169,6 +186,50 @@ class PpoSettings(RunOptions):
 def default_config() -> ConfigDict:
     """Return every option with its default. Keys cannot be added, and values keep their types."""
     return to_config_dict(PpoSettings())
+
+
+def used_by(key: str) -> tuple[Algorithm, ...]:
+    """Return the algorithms that use an option."""
+    return _USED_BY.get(key) or _USED_BY.get(key.partition(".")[0]) or ALGORITHMS
+
+
+def check_used(settings: PpoSettings, *, given: Sequence[str] = ()) -> None:
+    """Refuse options without effect: each of them must have its default.
+
+    Args:
+      settings: Settings of a run.
+      given: Keys whose values the caller has from elsewhere.
+
+    Raises:
+      DataError: an option that the algorithm does not use (names those that do), or that needs another one.
+    """
+    gold = settings.watch.gold is not None or "watch.gold" in given
+    of_gold = "" if gold else "watch.gold, the second reward that it looks at"
+    lacking = {  # by key or section, what it needs and has not
+        "lora": "" if settings.tuning == "lora" else "tuning=lora",
+        "scoring.no_end_value": "" if settings.scoring.no_end != "none" else "scoring.no_end",
+        "scoring.free_tokens": "" if settings.scoring.token_penalty else "scoring.token_penalty",
+        "kl.target": "" if settings.kl.coefficient else "a kl.coefficient above 0, which it multiplies",
+        "kl.horizon": "" if settings.kl.target is not None else "kl.target",
+        **dict.fromkeys(("watch.data", "watch.every", "watch.window"), of_gold),
+    }
+    unset = flat_settings(PpoSettings())
+    for key, value in flat_settings(settings).items():
+        if value == unset[key]:
+            continue
+        section, users = key.partition(".")[0], used_by(key)
+        of_texts = section in ("rollout", "scoring") and key not in _IN_STEPS
+        if settings.algorithm not in users and not (of_texts and settings.watch.data is not None):
+            raise DataError(
+                f"{key}: expected nothing but its default {quote(unset[key])} with algorithm={settings.algorithm}, "
+                f"which does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found "
+                f"{quote(value)}"
+            )
+        if needed := lacking.get(key) or lacking.get(section):
+            raise DataError(
+                f"{key}: needs {needed}: without it expected nothing but the default {quote(unset[key])}, found "
+                f"{quote(value)}"
+            )
 
 
 def load_ppo_settings(

@@ -10,6 +10,15 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.options import option, same_option
 from prb_jax.training import TUNINGS, Tuning
 
+RIVALS = {
+    "against_responses": "transformers-cached",
+    "against_pairs": "trl",
+    "against_prompts": "transformers",
+    "against_rows": "trl",
+    "against_users": "transformers",
+}
+"""Options of one rival only, and which one `against` must name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
@@ -43,13 +52,12 @@ class BenchOptions:
         "the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
         "copy of the prefix's keys and values",
         least=1,
-        needs="against=transformers-cached",
     )
 
     tuning: Tuning = option("full", "what is trained", choices=TUNINGS)
     remat: str = option(REMAT, "what our backward pass computes again", choices=REMAT_POLICIES)
     against_pairs: int | None = option(
-        None, "pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)", least=1, needs="against=trl"
+        None, "pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)", least=1
     )
     training: bool = option(False, "also the loss of a step of training")
 
@@ -63,13 +71,11 @@ class BenchOptions:
         None,
         "prompts that the usual way continues in a round; its rate is compared (default: all)",
         least=1,
-        needs="against=transformers",
     )
     against_rows: int | None = option(
         None,
         "rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)",
         least=1,
-        needs="against=trl",
     )
 
     clients: int = option(500, "at a time", least=1)
@@ -81,5 +87,4 @@ class BenchOptions:
         None,
         "users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
         least=1,
-        needs="against=transformers",
     )

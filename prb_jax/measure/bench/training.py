@@ -29,8 +29,9 @@ from prb_jax.training import PASSES
 from prb_jax.training.config import BatchSettings, TrainSettings
 from prb_jax.training.data import Examples, Order
 from prb_jax.training.microbatches import STEPS_SIMULATED, labelled, plan_layout
-from prb_jax.training.objective import make_reward_step
 from prb_jax.training.step import add_gradients
+from prb_jax.training.train import make_reward_step
+from prb_jax.training.weights import trained_decoder
 
 
 class TreeTrainer:
@@ -65,21 +66,22 @@ class TreeTrainer:
         )
         self.microbatches = labelled(layout, examples, order.step(0), examples.rows)
         self.flops = PASSES[options.tuning] * sum(microbatch.flops for microbatch in self.microbatches)
-        self._step = make_reward_step(settings, model.decoder, mesh=model.mesh, lengths=(STEPS,))
+        trained = trained_decoder(settings, model.decoder, mesh=model.mesh)
+        self._step = make_reward_step(settings, trained, mesh=model.mesh, lengths=(STEPS,))
         self._state, self._frozen = self._step.begin(model.params)
 
     @property
     def compiles(self) -> int:
         """Programs compiled so far."""
         step = self._step
-        programs = (step.accumulate, step.gradients, step.add, step.update)
+        programs = (step.gradients, step.add, step.update)
         return sum(cast(Any, program)._cache_size() for program in programs)
 
     def run(self) -> TimedStep:
         """One step."""
         start = time.perf_counter()
-        self._state = add_gradients(self._step, self._state, self._frozen, self.microbatches)
-        self._state, metrics = self._step.update(self._state)
+        sums = add_gradients(self._step, self._state, self._frozen, self.microbatches)
+        self._state, metrics = self._step.update(self._state, sums)
         jax.block_until_ready(self._state)
         return TimedStep(
             time.perf_counter() - start,

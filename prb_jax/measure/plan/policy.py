@@ -17,12 +17,26 @@ from jax.sharding import Mesh
 
 from prb_jax.behaviour.generation.programs import decoding_mesh, make_program, placing_program
 from prb_jax.behaviour.rl.learner import make_look
-from prb_jax.behaviour.rl.objective import POLICY, VALUE, Actor, Extras, Targets, make_policy_step
+from prb_jax.behaviour.rl.objective import (
+    FROM_REWARDS,
+    POLICY,
+    VALUE,
+    Actor,
+    Extras,
+    Targets,
+    make_policy_step,
+)
 from prb_jax.behaviour.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.measure.plan.chips import PlanOptions, slice_of
 from prb_jax.measure.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
-from prb_jax.measure.plan.program import PlannedProgram, check_shape, placed, scoring_program
+from prb_jax.measure.plan.program import (
+    PlannedProgram,
+    accumulation,
+    check_shape,
+    placed,
+    scoring_program,
+)
 from prb_jax.measure.plan.sampling import sampling_program
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
 from prb_jax.models import REMAT
@@ -135,10 +149,14 @@ def _policy_programs(
     """What is held, what is shared, and the programs "look" and "update"."""
     kind, full = jnp.dtype(settings.dtype), settings.tuning == "full"
     actor = Actor(settings, config, mesh)
-    step = make_policy_step(actor)
+    step = make_policy_step(actor, FROM_REWARDS)
     weights = abstract_params(config, dtype=jnp.dtype("float32") if full else kind)
     state, frozen = jax.eval_shape(step.begin, weights)
     state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
+    chosen = choose_attention(mesh, kind, config=config, trained=True)
+    streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=False)
+    extras = _extras(streams, shape, mesh)
+    accumulate, arguments = accumulation(step, state, frozen, streams.batch, extras)
     own_trunk = settings.value.trunk == "own"
     trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
     value = f"value function ({copies if own_trunk else 'a head'})"
@@ -149,16 +167,14 @@ def _policy_programs(
         f"policy, {trained}": of_policy,
         "reference": of_frozen if full else 0,
         value: of_value,
-        "optimiser and sums of gradients": bytes_per_chip(state) - of_policy - of_value,
+        "optimiser and sums of gradients": bytes_per_chip((state, arguments[0])) - of_policy - of_value,
     }
     shared = {} if full else {"reference": "the policy's frozen weights"}
     if not own_trunk:
         shared[value] = "the policy's trunk"
     elif not full:
         shared[value] = "the policy's frozen weights"
-    chosen = choose_attention(mesh, kind, config=config, trained=True)
-    streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=False)
-    extras, trunks = _extras(streams, shape, mesh), 2 if own_trunk else 1
+    trunks = 2 if own_trunk else 1
     look = PlannedProgram(
         make_look(actor, step),
         (state, frozen, streams.batch, extras[0]),
@@ -166,8 +182,8 @@ def _policy_programs(
         streams.steps,
     )
     update = PlannedProgram(
-        step.accumulate,
-        (state, frozen, streams.batch, extras),
+        accumulate,
+        arguments,
         PASSES[settings.tuning] * trunks * streams.flops,
         streams.steps,
     )

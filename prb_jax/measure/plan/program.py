@@ -18,14 +18,18 @@ from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_str
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import is_pointwise, make_score_fn
-from prb_jax.platform.sharding import check_heads, mesh_shape
+from prb_jax.platform.sharding import check_heads, mesh_shape, replicated
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.config import OptimizerSettings, TrainSettings
-from prb_jax.training.objective import make_reward_step
+from prb_jax.training.step import Sums, TrainState, TrainStep
+from prb_jax.training.train import make_reward_step
+from prb_jax.training.weights import trained_decoder
+from prb_jax.trees.streams import StreamBatch
 
 _READ_BACKWARD = 2.5
 """What the kernels of a backward pass read, of what that of a forward pass does: keys twice and values by queries,
@@ -94,7 +98,7 @@ def training_program(
     remat: str,
     attention: str = "auto",
 ) -> PlannedProgram:
-    """``accumulate`` of :func:`prb_jax.training.objective.make_reward_step`: forward and backward of a batch.
+    """A microbatch of :func:`prb_jax.training.train.make_reward_step`: forward and backward of a batch.
 
     Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
 
@@ -111,18 +115,38 @@ def training_program(
         attention=attention,  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerSettings(learning_rate=1e-4),
     )
-    step = make_reward_step(settings, config, mesh=mesh, lengths=(1000,))
+    step = make_reward_step(
+        settings, trained_decoder(settings, config, mesh=mesh), mesh=mesh, lengths=(1000,)
+    )
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
     state, frozen = jax.eval_shape(step.begin, weights)
     state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
     chosen = choose_attention(mesh, kind, attention, config=config, trained=True)
     streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=False)
-    arguments = (state, frozen, streams.batch, streams.extras(mesh))
+    function, arguments = accumulation(step, state, frozen, streams.batch, streams.extras(mesh))
     forward = 2 if remat == "full" else 1
     read = (forward + _READ_BACKWARD) * streams.kernel_bytes
-    return _planned(
-        step.accumulate, arguments, replace(streams, kernel_bytes=read), chosen, passes=PASSES[tuning]
-    )
+    return _planned(function, arguments, replace(streams, kernel_bytes=read), chosen, passes=PASSES[tuning])
+
+
+def accumulation(
+    step: TrainStep, state: TrainState, frozen: Params, batch: StreamBatch, extras: Any
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return a function that adds the gradients of a microbatch to the sums of earlier ones, and its arguments.
+
+    A run calls the two one after the other. As one program they need the same memory; the state goes through it, so
+    that all of it is counted.
+    """
+    parts = jax.eval_shape(step.gradients, state, frozen, batch, extras).parts
+    everywhere = jax.tree.map(lambda _: replicated(step.mesh), parts)
+    sums = Sums(step.inputs(state), placed(parts, everywhere))
+
+    def accumulate(sums: Sums, state: TrainState, *given: Any) -> tuple[Sums, TrainState]:
+        return step.add(sums, step.gradients(state, *given)), state
+
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, sums), step.state_shardings)
+    function = jax.jit(accumulate, out_shardings=shardings, donate_argnums=(0, 1))
+    return function, (sums, state, frozen, batch, extras)
 
 
 def _planned(

@@ -18,7 +18,7 @@ from prb_jax.models.flops import stream_flops
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.platform.sharding import batch_sharding, mesh_shape
 from prb_jax.scoring.batching import stream_options
-from prb_jax.training.objective import Extras
+from prb_jax.training.losses import Extras
 from prb_jax.trees.stream_shapes import pack_together
 from prb_jax.trees.stream_tables import BlockTable, StepTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch

@@ -192,8 +192,9 @@ def test_losses_and_gradients_do_not_depend_on_the_streams(
             batch = _with_scores(batch, learner)
         parts = learner.microbatches(batch, np.arange(len(trees)))
         assert (len(parts) > 1) or layout not in ("alone", "several")
-        state = add_gradients(learner.program, learner.state, learner.frozen or {}, parts)
-        made.append((jax.tree.map(np.asarray, state["acc"]), learner.program.update(state)[1], batch))
+        added = add_gradients(learner.program, learner.state, learner.frozen or {}, parts)
+        numbers = learner.program.update(learner.state, added)[1]
+        made.append((jax.tree.map(np.asarray, added.gradient), numbers, batch))
     (sums, metrics, seen), *others = made
     for ours, numbers, batch in others:
         for name in ("logprobs", "reference", "values"):

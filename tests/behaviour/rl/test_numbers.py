@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import MagicMock
 
 import jax
@@ -107,7 +107,7 @@ def test_a_loss_in_four_modes_is_a_sum_with_weights_of_the_whole_minibatch() -> 
         "sequence-mean-token-sum": sums.mean(),
         "sequence-mean-token-sum-norm": sums.mean() / 12,
     }
-    assert set(expected) == set(numbers.AGGREGATIONS)
+    assert set(expected) == set(get_args(numbers.Aggregation))
     for mode, value in expected.items():
         weights = np.asarray(ours(numbers.token_weights, MASK, mode=mode, longest=12))
         assert (losses * weights).sum() == pytest.approx(value, abs=1e-6)
@@ -190,7 +190,7 @@ def value_and_gradient(new: np.ndarray, given: Targets, settings: PpoSettings) -
 def test_the_kl_of_a_token_is_multiplied_by_no_ratio_and_stands_in_the_mean() -> None:
     """Points 5 and 6: with the ratio of the whole response, the gradient of the KL is that of the KL alone."""
     new, old, reference = normal(0.3), normal(0.3), normal(0.3)
-    for ratio in numbers.RATIOS:
+    for ratio in get_args(numbers.Ratio):
         settings = PpoSettings(
             kl=KlSettings(place="loss", estimator="k2", coefficient=0.5), loss=PolicyLossSettings(ratio=ratio)
         )
@@ -252,7 +252,7 @@ TRL_MODES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("mode", TRL_MODES)
-@pytest.mark.parametrize("ratio", numbers.RATIOS)
+@pytest.mark.parametrize("ratio", get_args(numbers.Ratio))
 def test_one_step_is_that_of_trl(mode: str, ratio: Any) -> None:
     """The loss and its gradient by the log-probabilities, from the same numbers, as TRL's own method computes them."""
     torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import prb_jax as prb
 from prb_jax.behaviour.generation.rules import SampleOptions
-from prb_jax.behaviour.rl.rollouts import encode_pairs
+from prb_jax.behaviour.rl.dpo import encode_pairs
 from prb_jax.behaviour.rl.settings import load_ppo_settings
 from prb_jax.cli import main
 from prb_jax.text.view import View

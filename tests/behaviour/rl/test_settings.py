@@ -9,11 +9,12 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.behaviour.rl.sections import ALGORITHMS
-from prb_jax.behaviour.rl.settings import PpoSettings, default_config, load_ppo_settings
-from prb_jax.records.options import flat_settings, options_of
+from prb_jax.behaviour.rl.settings import PpoSettings, default_config, load_ppo_settings, used_by
+from prb_jax.records.options import flat_settings
+from tests.behaviour.rl.tiny import write_config
 
 DEFAULTS = flat_settings(PpoSettings())
-USERS = {key: known.used_by or ALGORITHMS for key, known in options_of(PpoSettings).items()}
+USERS = {key: used_by(key) for key in DEFAULTS}
 CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
     "scoring.tokenizer": "t", "scoring.history": "FILE", "scoring.judge.template": "FILE",
@@ -77,11 +78,11 @@ def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, A
 
 
 def test_epochs_that_are_asked_for_take_the_place_of_the_steps_of_a_config(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("steps: 1000\n")
-    settings = load_ppo_settings(tmp_path / "config.yaml", ["epochs=2"], complete=False)
+    config = write_config(tmp_path, {"steps": 1000})
+    settings = load_ppo_settings(config, ["epochs=2"], complete=False)
     assert settings.with_steps(40 * settings.batch.prompts).steps == 80
     with pytest.raises(prb.RunError, match=r"'steps': epochs=2 says how long the run is"):
-        load_ppo_settings(tmp_path / "config.yaml", ["epochs=2", "steps=7"], complete=False)
+        load_ppo_settings(config, ["epochs=2", "steps=7"], complete=False)
 
 
 def test_a_config_in_python_is_checked_too(tmp_path: Path) -> None:
@@ -90,6 +91,6 @@ def test_a_config_in_python_is_checked_too(tmp_path: Path) -> None:
     config.advantage.lam = 0.9
     with pytest.raises(prb.DataError, match=r"advantage.lam: .* algorithm=grpo, .*\(ppo does\), found 0.9"):
         load_ppo_settings(config, complete=False)
-    (tmp_path / "config.yaml").write_text("algorithm: dpo\nrollout.n: 7\n")
+    file = write_config(tmp_path, {"algorithm": "dpo", "rollout.n": 7})
     with pytest.raises(prb.DataError, match=r"rollout.n: .*algorithm=dpo, .*\(ppo, grpo, .* do\), found 7"):
-        load_ppo_settings(tmp_path / "config.yaml", complete=False)
+        load_ppo_settings(file, complete=False)

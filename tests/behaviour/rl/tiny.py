@@ -94,8 +94,9 @@ def write_reward(folder: Path) -> str:
 
 def write_config(folder: Path, keys: Mapping[str, Any]) -> Path:
     """A config with these keys."""
-    path = folder / "config.yaml"
-    path.write_text("".join(f"{key}: {json.dumps(value, default=str)}\n" for key, value in keys.items()))
+    path = folder / "config.py"
+    values = json.loads(json.dumps(dict(keys), default=str))  # paths as texts
+    path.write_text(f"def get_config():\n    return {values!r}\n")
     return path
 
 

@@ -83,8 +83,9 @@ def evaluate(data: str, out: str, *more: str) -> int:
 
 def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, monkeypatch):
     put("gs://b/data/pairs.jsonl", DATA)
-    config = tmp_path / "run.yaml"
-    config.write_text("model: baseline:length\ndata: ['gs://b/data/pairs.jsonl']\nout: gs://b/runs/c\n")
+    config = tmp_path / "run.py"
+    values = {"model": "baseline:length", "data": ["gs://b/data/pairs.jsonl"], "out": "gs://b/runs/c"}
+    config.write_text(f"def get_config():\n    return {values!r}\n")
     assert cli.main(["evaluate", "--config", str(config), "--no-progress"]) == 0
     record = json.loads(below("gs://b/runs/c")["run.json"])
     assert record["command"][:2] == ["prb", "evaluate"]

@@ -35,7 +35,7 @@ ask {o}/study/fitted/bayes --candidates {i}/people.jsonl --out {o}/questions.jso
 evaluate {o}/study/fitted/offset --data {i}/tests.jsonl --history {i}/history.jsonl --out {o}/fitted
 ppo profile_in_prompt model={i}/lm data={i}/pairs.jsonl reward={i}/tiny steps=2 \
     rollout.n=2 rollout.max_new_tokens=4 batch.prompts=4 --out {o}/ppo
-train {i}/train.yaml --out {o}/train
+train {i}/train.py --out {o}/train
 convert {o}/train {o}/converted
 evaluate {o}/train --data {i}/pairs.jsonl --out {o}/trained
 evaluate baseline:length --data {i}/pairs.jsonl --out {o}/length
@@ -84,7 +84,8 @@ def write_inputs(folder: Path, url: str) -> None:
     }
     for name, lines in files.items():
         write_rows(folder / f"{name}.jsonl", lines)
-    (folder / "train.yaml").write_text(f"model: {url}/tiny\ndata: {url}/pairs.jsonl\nsteps: 2\n")
+    config = {"model": f"{url}/tiny", "data": f"{url}/pairs.jsonl", "steps": 2}
+    (folder / "train.py").write_text(f"def get_config():\n    return {config!r}\n")
 
 
 @pytest.mark.slow
@@ -160,6 +161,6 @@ def test_what_needs_a_file_system_is_refused(tmp_path, store, capsys):
     words = ["build", "endpoint", *settings, "cache=gs://b/cache", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 2
     assert capsys.readouterr().err == f"prb: error: {message}\n"
-    (tmp_path / "build.yaml").write_text(json.dumps({"cache": "gs://b/cache"}))
+    (tmp_path / "build.py").write_text("def get_config():\n    return {'cache': 'gs://b/cache'}\n")
     with pytest.raises(RunError, match=message):
-        prb.build(tmp_path / "build.yaml", out=tmp_path / "out", overrides=settings)
+        prb.build(tmp_path / "build.py", out=tmp_path / "out", overrides=settings)
