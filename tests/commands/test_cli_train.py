@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.cli import main
-from tests.commands.conftest import killed
-from tests.plain_process import ROOT, plain_environment, prb_command
+from tests.plain_process import ROOT
 from tests.platform.processes.jobs import ended, job, wait_for
 from tests.training.tiny import curve, rows, write_rows
 
@@ -60,26 +58,6 @@ def whole(model, data, tmp_path_factory) -> Path:
     assert "the model of step 12 was exported" in " ".join(done.stdout.split())
     assert "12 of 12 steps (100%)" in done.stderr
     return out
-
-
-@pytest.mark.parametrize("moments", [(7,), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
-    model, data, whole, tmp_path, moments
-):
-    out, environment = tmp_path / "killed", plain_environment() | {"JAX_PLATFORMS": "cpu"}
-    kills = [
-        killed(
-            prb_command(*train(model, data, out)), when=partial(reached, out, step), environment=environment
-        )
-        for step in moments
-    ]
-    assert sum(kills) >= (len(moments) + 1) // 2
-    done = run_here(train(model, data, out))
-    assert done.returncode == 0, done.stderr
-    assert "continued from the checkpoint of step" in done.stderr
-    assert curve(out, *NUMBERS) == curve(whole, *NUMBERS)
-    assert curve(out, "validation_loss") == curve(whole, "validation_loss")
-    assert (out / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
 
 
 @pytest.mark.slow

@@ -3,10 +3,6 @@
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,40 +147,6 @@ def test_a_continued_run_scores_only_unfinished_batches(tmp_path):
     again = SlowScorer()
     evaluate(again, items, out=tmp_path / "a", progress=False)
     assert again.scored == []
-
-
-def start(out: Path, *, seconds: float) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.scoring.slow_scorer", str(out), "60", str(seconds)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def sessions(out: Path) -> int:
-    """How often the run was started."""
-    return len(read_json(out / "run.json")["sessions"])
-
-
-def test_kill_minus_9_at_any_moment_then_the_same_command(tmp_path):
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    # Killed when so many bytes of scores are there: at once, early, in the middle, near the end.
-    for kills, size in enumerate((0, 1, 1500, 4000, 6000)):
-        process = start(killed, seconds=0.03)
-        scores = killed / "scores.jsonl"
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline:
-            # The bytes may be those of an earlier process: this one has begun, too.
-            if scores.exists() and scores.stat().st_size >= size and sessions(killed) > kills:
-                break
-            time.sleep(0.002)
-        assert process.poll() is None, process.communicate()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert not (killed / "summary.json").exists()
-    last = start(killed, seconds=0)
-    assert last.wait(300) == 0, last.communicate()
-    last.communicate()
-    evaluate(SlowScorer(), comparisons(60), out=whole, progress=False)
-    assert same_files(killed, whole)
-    assert sessions(killed) == 6
 
 
 def test_a_changed_run_is_refused_with_both_values(tmp_path):
