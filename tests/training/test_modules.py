@@ -60,7 +60,7 @@ def trained(out: Path, tokenizer: Any, module: Any = None, *, data: Any = None, 
 def several() -> list[prb.Comparison]:
     """Comparisons of two to four responses, with margins; one user has most of them."""
     made = []
-    for number, one in enumerate(comparisons(24)):
+    for number, one in enumerate(comparisons(12)):
         words = [*one.responses, "maybe " + one.responses[1], "soup " + one.responses[0]][: 2 + number % 3]
         made.append(
             prb.Comparison(
