@@ -10,7 +10,6 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.behaviour.generation.policy_accuracy import policy_accuracy
-from prb_jax.behaviour.generation.reading import READ_TOKENS
 from prb_jax.behaviour.generation.token_scores import read_policy, read_rewards
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
 from prb_jax.text.tokenizer import encode_prompts
@@ -47,20 +46,19 @@ def rewards_of_all_tokens(judge: Any, before: np.ndarray) -> np.ndarray:
         return judge.score(states)[:, -1, 0].numpy()
 
 
-def test_tokens_equal_transformers_and_the_formula_in_full(folder, capped, model, comparisons, monkeypatch):
+def test_tokens_equal_transformers_and_the_formula_in_full(folder, capped, model, comparisons):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     language = transformers.AutoModelForCausalLM.from_pretrained(capped).eval()
     judge = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm").eval()
     judge.config.pad_token_id = -1  # every token is read where it stands last, the padding token too
-    monkeypatch.setitem(READ_TOKENS, "cpu", 2_048)
-    policy, comparison = prb.load_policy(capped), comparisons[1]
+    policy, comparison = prb.load_policy(capped), comparisons[0]
     (tokens,) = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)
     (known,) = read_rewards(model, [comparison], [tokens], [np.asarray([2.5, 2.5])])
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
     shown = policy.encode([comparison], profile_posts=1, limit=500)[0].ids
     assert len(shown) > len(prompt)  # the reward model sees the profile
-    assert len(tokens.ids[0]) * VOCABULARY > 2_048  # a stream holds some of the candidates alone
+    assert len(tokens.ids[0]) * VOCABULARY > 8_192  # a stream holds some of the candidates alone
     for k, ids in enumerate(tokens.ids):
         assert policy.decode(ids) == comparison.responses[k]
         all_logits = logits(language, np.concatenate([prompt, ids])[None])[0][len(prompt) - 1 : -1]
