@@ -18,6 +18,7 @@ from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
 from tests.json_lines import write_lines
 from tests.plain_process import ROOT, prb, prb_command
+from tests.sweeps import sweep
 
 
 def test_evaluate_prints_a_table_and_writes_the_files_and_the_same_command_changes_nothing(
@@ -190,10 +191,13 @@ def test_the_version():
 
 @pytest.mark.parametrize(
     ("number", "status", "message"),
-    [
-        (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
-        (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
-    ],
+    sweep(
+        [
+            (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
+            (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
+        ],
+        few=(1,),
+    ),
 )
 def test_interrupt_of_a_real_process(tmp_path, number, status, message):
     pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(20_000))

