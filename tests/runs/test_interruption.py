@@ -141,6 +141,11 @@ def at(server: StandIn) -> prb.EndpointOptions:
     return prb.EndpointOptions(url=server.url, model="m", backoff=0.01, concurrency=2)
 
 
+def tiny_policy(place: Place) -> prb.Policy:
+    write_policy(place.folder / "policy", "qwen3", eos=3, num_hidden_layers=1)
+    return prb.load_policy(place.folder / "policy")
+
+
 def evaluation(place: Place) -> Verb:
     """Batches out of order, and two controls."""
     rows = lettered(24)
@@ -167,9 +172,9 @@ def encoder(place: Place) -> Verb:
 
 
 def sampling(place: Place) -> Verb:
-    server = place.endpoint(lambda body, _: f"{body['seed']} {body['messages'][-1]['content']}", whole=True)
-    data, options = place.data(PAIRS), SampleOptions(n=2, temperature=0.7)
-    return lambda out: sample_data(None, data, out=out, options=options, endpoint=at(server), progress=False)
+    policy, data = tiny_policy(place), place.data(PAIRS[:14])
+    options = SampleOptions(n=2, temperature=0.7, max_new_tokens=8)
+    return lambda out: sample_data(policy, data, out=out, options=options, rows=4, progress=False)
 
 
 def best(place: Place) -> Verb:
@@ -210,8 +215,7 @@ def study(place: Place) -> Verb:
 
 
 def policy_scores(place: Place) -> Verb:
-    write_policy(place.folder / "policy", "qwen3", eos=3, num_hidden_layers=1)
-    policy, data = prb.load_policy(place.folder / "policy"), place.data(PAIRS[:14])
+    policy, data = tiny_policy(place), place.data(PAIRS[:14])
     return lambda out: policy_accuracy(policy, ["baseline:length"], data, out=out, progress=False)
 
 

@@ -1,6 +1,5 @@
 """Evaluation: outputs, resuming after kills, refusals, sources that change."""
 
-import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -165,26 +164,6 @@ def test_a_changed_run_is_refused_with_both_values(tmp_path):
         options = {"model": SlowScorer(), "data": items, "seed": 1, **changed}
         with pytest.raises(RunError, match=line):
             evaluate(**options, out=tmp_path, progress=False)
-
-
-def test_no_space_left_in_the_middle_then_the_same_call(tmp_path, monkeypatch):
-    items = comparisons(23)
-    real = os.write
-    calls = []
-
-    def full(file, data):
-        calls.append(len(data))
-        if len(calls) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(file, data)
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunError, match=r"cannot write .*scores\.jsonl: No space left on device"):
-        evaluate(SlowScorer(), items, out=tmp_path, progress=False)
-    monkeypatch.undo()
-    assert len(score_rows(tmp_path)) == 8
-    evaluate(SlowScorer(), items, out=tmp_path, progress=False)
-    assert len(score_rows(tmp_path)) == 23
 
 
 def test_scores_that_cannot_be():
