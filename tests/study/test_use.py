@@ -28,7 +28,6 @@ from prb_jax.reports.summary import render_summary
 from prb_jax.scoring.personalised import PersonalisedModel
 from tests.json_lines import write_lines
 from tests.reports.conftest import printed
-from tests.study.people import QUICK
 from tests.tiny_encoders import WORDS, write_encoder
 
 
@@ -62,8 +61,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
         patch.setenv("COLUMNS", "80")
         patch.chdir(folder)
-        command += " --split other-question --out study --no-progress --set"
-        assert cli.main([*command.split(), *QUICK]) == 0
+        command += " --split other-question --out study --no-progress"
+        assert cli.main(command.split()) == 0
     (folder / "shown.txt").write_text(shown.getvalue())
     return folder
 
