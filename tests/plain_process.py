@@ -39,7 +39,7 @@ def free_port() -> int:
 
 def fast_compilation() -> list[str]:
     """Return the flags that this version of jax knows: it ends the process for a flag that it does not know."""
-    flags = ["--xla_backend_optimization_level=0"]
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     if version("jax").startswith("0.10."):
         flags.append("--xla_cpu_use_fusion_emitters=false")
     return flags

@@ -136,6 +136,7 @@ def test_the_report_says_what_was_done_and_the_page_shows_both_models_and_their_
         assert [text for text in texts if text not in page] == []
 
 
+@pytest.mark.slow
 def test_a_finished_one_is_read_and_a_killed_one_continued(result, tmp_path):
     again = quickstart(out=result.out, recipe=TINY, progress=False)
     assert again.summary == result.summary

@@ -1,7 +1,5 @@
 """Pairs in a file, `prb evaluate` of a baseline on them in this process, and other processes and their environment."""
 
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 
 from prb_jax import cli
 from tests.json_lines import write_lines
-from tests.plain_process import ROOT, plain_environment
 from tests.training.tiny import write_model
 
 
@@ -27,25 +24,6 @@ def data(tmp_path: Path) -> Path:
         if i % 4
     ]
     return Path(write_lines(tmp_path / "pairs.jsonl", pairs))
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
-    """Of processes that keep their compiled programs in a folder of this module."""
-    cache = tmp_path_factory.mktemp("cache")
-    return plain_environment() | {"JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(cache)}
-
-
-def killed(command: list[str], *, when: Callable[[], bool], environment: dict[str, str]) -> bool:
-    """Start a process, and kill it -9 as soon as it has come so far; tell whether it did not end before that."""
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, **silent)
-    while process.poll() is None and not when():
-        time.sleep(0.005)
-    alive = process.poll() is None
-    process.kill()
-    process.wait()
-    return alive
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
 from tests.json_lines import write_lines
 from tests.plain_process import ROOT, prb, prb_command
+from tests.sweeps import sweep
 
 
 def test_evaluate_prints_a_table_and_writes_the_files_and_the_same_command_changes_nothing(
@@ -53,26 +54,6 @@ def test_dashes_and_underscores_and_repeated_data(data, tmp_path, capsys):
     assert cli.main(["evaluate", "baseline:length", "--data", str(data), other, *again]) == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--max-length 7", "max_length: baseline:length reads the whole text"),
-        ("--profile-posts 3", "profile_posts: baseline:length reads the whole text"),
-        ("--protocol paper", "protocol: baseline:length reads the whole text"),
-        ("--dtype bfloat16 --mesh fsdp=2", "mesh, dtype: baseline:length reads the whole text"),
-        ("--data TMP/missing.jsonl", "missing.jsonl"),
-        ("--subset S", "no subset 'S'"),
-        ("--out TMP/pairs.jsonl", "pairs.jsonl: the output folder is a file"),
-    ],
-)
-def test_what_the_user_can_put_right_is_one_line_and_status_2(evaluate, tmp_path, capsys, words, message):
-    assert evaluate(*words.replace("TMP", str(tmp_path)).split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("prb: error: ")
-    assert message in error
-    assert "Traceback" not in error
-
-
 def test_limit_is_for_testing_only_and_says_so(evaluate, capsys):
     assert evaluate("--limit", 2) == 0
     assert "testing only" in capsys.readouterr().out
@@ -80,49 +61,6 @@ def test_limit_is_for_testing_only_and_says_so(evaluate, capsys):
     assert "limit: 2 -> null" in capsys.readouterr().err
     assert evaluate(model="baseline:best") == 2
     assert "unknown baseline 'baseline:best'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "", "evaluate", "evaluate m --data d", "evaluate m --out o", "quickstart --unknown", "unknown",
-        *(
-            f"evaluate m --data d --out o {more}"
-            for more in (
-                "--protocol other", "--dtype int8", "--quantize int4", "--limit 0", "--profile-posts -1", "--profile 3",
-                "extra",
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_a_command_line_that_cannot_be_is_status_2(words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words.split())
-    assert caught.value.code == 2
-    assert "prb: error: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("evalute m", "unknown verb 'evalute'; did you mean evaluate?"),
-        ("bench skore", "unknown verb 'skore'; did you mean score?"),
-        ("evaluate --limit 3", "the following arguments are required: MODEL, --data, --out"),
-        (
-            "evaluate m --data d --profile-post 3",
-            "unrecognized arguments: --profile-post 3; did you mean --profile-posts?",
-        ),
-        (
-            "evaluate m --protocol papr",
-            "argument --protocol: invalid choice: 'papr'; did you mean paper? (choose from default, paper)",
-        ),
-    ],
-)
-def test_a_word_that_is_wrong_is_one_line_with_the_nearest(words, said, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(words.split())
-    verb = {"evaluate": " evaluate", "bench": " bench"}.get(words.split()[0], "")
-    assert capsys.readouterr().err == f"prb: error: {said} (see `prb{verb} --help`)\n"
 
 
 def test_help_shows_the_first_steps_and_groups_every_verb(capsys):
@@ -253,10 +191,13 @@ def test_the_version():
 
 @pytest.mark.parametrize(
     ("number", "status", "message"),
-    [
-        (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
-        (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
-    ],
+    sweep(
+        [
+            (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
+            (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
+        ],
+        few=(1,),
+    ),
 )
 def test_interrupt_of_a_real_process(tmp_path, number, status, message):
     pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(20_000))

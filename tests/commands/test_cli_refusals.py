@@ -1,4 +1,4 @@
-"""What is wrong with a model, its mesh or a record is one line on the command line, and leaves nothing behind."""
+"""Words, a config, a model or a record that cannot be are one line on the command line, and leave nothing behind."""
 
 import json
 import os
@@ -230,3 +230,99 @@ def test_the_intact_model_is_scored(model: Path, tmp_path: Path, capsys) -> None
     assert cli.main(["evaluate", str(model), "--data", data, "--out", str(out), "--max-length", "60"]) == 0
     assert json.loads((out / "summary.json").read_text())["n"] == 2
     assert [bool(row["truncated"]) for row in read_lines(out / "scores.jsonl")] == [False, True]
+
+
+RUN = "evaluate baseline:length --data pairs.jsonl --out run"
+PLAN = "plan qwen3-40m --topology v5e:2x2"
+TRAIN = "train configs/bt_user_blind.py --out run"
+WORDS: list[tuple[str, ...]] = [
+    # The words of a command, and parts of its one line.
+    ("", "the following arguments are required"),
+    ("evalute m", "unknown verb 'evalute'; did you mean evaluate? (see `prb --help`)"),
+    ("bench skore", "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
+    ("unknown", "unknown verb 'unknown'"),
+    ("quickstart --unknown", "--unknown"),
+    (
+        "evaluate --limit 3",
+        "the following arguments are required: MODEL, --data, --out (see `prb evaluate --help`)",
+    ),
+    ("evaluate m --data d", "required: --out"),
+    ("evaluate m --out o", "required: --data"),
+    (
+        "evaluate m --data d --profile-post 3",
+        "unrecognized arguments: --profile-post 3; did you mean --profile-posts?",
+    ),
+    (
+        "evaluate m --protocol papr",
+        "invalid choice: 'papr'; did you mean paper? (choose from default, paper)",
+    ),
+    (f"{RUN} --protocol other", "--protocol"),
+    (f"{RUN} --dtype int8", "--dtype"),
+    (f"{RUN} --quantize int4", "--quantize"),
+    (f"{RUN} --limit 0", "--limit"),
+    (f"{RUN} --profile-posts -1", "--profile-posts"),
+    (f"{RUN} --profile 3", "--profile"),
+    (f"{RUN} extra", "extra"),
+    (f"{RUN} --max-length 7", "max_length: baseline:length reads the whole text"),
+    (f"{RUN} --profile-posts 3", "profile_posts: baseline:length reads the whole text"),
+    (f"{RUN} --protocol paper", "protocol: baseline:length reads the whole text"),
+    (f"{RUN} --dtype bfloat16 --mesh fsdp=2", "mesh, dtype: baseline:length reads the whole text"),
+    (f"{RUN} --data missing.jsonl", "missing.jsonl"),
+    (f"{RUN} --subset S", "no subset 'S'"),
+    (f"{RUN} --out pairs.jsonl", "pairs.jsonl: the output folder is a file"),
+    (f"{RUN} --no-reference", "--quantize"),
+    ("evaluate baseline:best --data pairs.jsonl --out run", "unknown baseline 'baseline:best'"),
+    ("train configs/absent.py --out run", "configs/absent.py", "no such config file"),
+    ("train bt_usr_blind --out run", "bt_usr_blind", "no such config file", "did you mean bt_user_blind?"),
+    ("train bt_user_blind --out run", "'model'", "add model=PATH"),
+    (TRAIN, "'model'", "add model=PATH"),
+    (f"{TRAIN} model=x data=y stesp=3", "'stesp'", "'steps'"),
+    (f"{TRAIN} model=x data=absent.jsonl", "absent.jsonl", "no such file"),
+    (f"{PLAN} --tuning lora", "--tuning is for training only: it needs --train"),
+    (f"{PLAN} --remat full", "--remat is for training only: it needs --train"),
+    (f"{PLAN} --sweep --mesh fsdp=4", "--mesh does not go with --sweep, which tries meshes itself"),
+    (f"{PLAN} --sample --train", "--train does not go with --sample, a plan of its own"),
+    (f"{PLAN} --sample --sweep", "--sweep does not go with --sample, a plan of its own"),
+    (f"{PLAN} --reward qwen3-40m", "--reward is for policies: it needs --ppo"),
+    (f"{PLAN} --value-trunk own", "--value-trunk is for policies: it needs --ppo"),
+    (f"{PLAN} --ppo --train", "--train does not go with --ppo"),
+    (f"{PLAN} --ppo --sweep", "--sweep does not go with --ppo"),
+    (f"{PLAN} --ppo --attention xla", "--attention does not go with --ppo"),
+    (f"{PLAN} --ppo --questions-per-user 2", "--questions-per-user does not go with --ppo"),
+    (f"{PLAN} --ppo --quantize int8", "--quantize does not go with --ppo"),
+    (f"{PLAN} --ppo --tuning head", "--tuning: expected lora or full with --ppo, found head"),
+]
+CONFIGS: list[tuple[str, ...]] = [
+    # The options in a file of `prb evaluate --config`, and parts of the line, which begins with its name.
+    ("{'profil_posts': 3}", "unknown config key 'profil_posts'", "did you mean 'profile_posts'?"),
+    ("{'limit': 0}", "'limit'", "expected a number above 0, found 0"),
+    ("{'limit': 'many'}", "'limit'", "expected a whole number, found 'many'"),
+    ("{'limit': True}", "'limit'", "expected a whole number, found True"),
+    ("{'protocol': 'other'}", "'protocol'", "expected default or paper, found 'other'"),
+    ("{'mesh': 4}", "'mesh'", "expected a text, found 4"),
+    ("{'no_progress': 1}", "'no_progress'", "expected true or false, found 1"),
+    ("{'data': {'a': 1}}", "'data'", "expected a text or a list of texts"),
+    ("{'max-length': 1, 'max_length': 2}", "'max_length' is given twice"),
+    ("{'config': 'other.py'}", "unknown config key 'config'"),
+]
+
+
+@pytest.mark.parametrize(("words", "parts"), [(words, parts) for words, *parts in WORDS + CONFIGS])
+def test_words_that_cannot_be_are_one_line(
+    words: str, parts: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the configs of the package are found from any folder
+    if words.startswith("{"):
+        (tmp_path / "options.py").write_text(f"def get_config():\n    return {words}\n")
+        words, parts = f"{RUN} --config options.py", ["options.py: ", *parts]
+    before = set(tmp_path.iterdir())
+    try:
+        status: Any = cli.main(words.split())
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr()
+    assert (status, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("prb: error: ")
+    for part in parts:
+        assert part in said.err
+    assert set(tmp_path.iterdir()) == before

@@ -1,4 +1,4 @@
-"""`prb train` and `prb convert`: killed and told to stop, on one mesh and on others."""
+"""`prb train` and `prb convert`: told to stop, continued on another mesh, a full disk."""
 
 import contextlib
 import io
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.cli import main
-from tests.commands.conftest import killed
-from tests.plain_process import ROOT, plain_environment, prb_command
+from tests.plain_process import ROOT
 from tests.platform.processes.jobs import ended, job, wait_for
 from tests.training.tiny import curve, rows, write_rows
 
@@ -60,26 +58,6 @@ def whole(model, data, tmp_path_factory) -> Path:
     assert "the model of step 12 was exported" in " ".join(done.stdout.split())
     assert "12 of 12 steps (100%)" in done.stderr
     return out
-
-
-@pytest.mark.parametrize("moments", [(7,), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
-    model, data, whole, tmp_path, moments
-):
-    out, environment = tmp_path / "killed", plain_environment() | {"JAX_PLATFORMS": "cpu"}
-    kills = [
-        killed(
-            prb_command(*train(model, data, out)), when=partial(reached, out, step), environment=environment
-        )
-        for step in moments
-    ]
-    assert sum(kills) >= (len(moments) + 1) // 2
-    done = run_here(train(model, data, out))
-    assert done.returncode == 0, done.stderr
-    assert "continued from the checkpoint of step" in done.stderr
-    assert curve(out, *NUMBERS) == curve(whole, *NUMBERS)
-    assert curve(out, "validation_loss") == curve(whole, "validation_loss")
-    assert (out / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
@@ -138,28 +116,6 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
         assert (small / "run" / "summary.json").exists()
     finally:
         subprocess.run(["umount", str(small)])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["configs/absent.py"], ["configs/absent.py", "no such config file"]),
-        (["bt_usr_blind"], ["bt_usr_blind", "no such config file", "did you mean bt_user_blind?"]),
-        (["bt_user_blind"], ["'model'", "add model=PATH"]),
-        (["configs/bt_user_blind.py"], ["'model'", "add model=PATH"]),
-        (["configs/bt_user_blind.py", "model=x", "data=y", "stesp=3"], ["'stesp'", "'steps'"]),
-        (["configs/bt_user_blind.py", "model=x", "data=absent.jsonl"], ["absent.jsonl", "no such file"]),
-    ],
-)
-def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # configs are found from any folder
-    assert main(["train", *arguments, "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("prb: error: ")
-    assert len(said.splitlines()) == 1
-    for part in parts:
-        assert part in said
-    assert not (tmp_path / "run").exists()
 
 
 def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkeypatch, tmp_path):

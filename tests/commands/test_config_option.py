@@ -38,31 +38,6 @@ def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, d
     assert (out / "summary.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("{'profil_posts': 3}", ["unknown config key 'profil_posts'", "did you mean 'profile_posts'?"]),
-        ("{'limit': 0}", ["'limit'", "expected a number above 0, found 0"]),
-        ("{'limit': 'many'}", ["'limit'", "expected a whole number, found 'many'"]),
-        ("{'limit': True}", ["'limit'", "expected a whole number, found True"]),
-        ("{'protocol': 'other'}", ["'protocol'", "expected default or paper, found 'other'"]),
-        ("{'mesh': 4}", ["'mesh'", "expected a text, found 4"]),
-        ("{'no_progress': 1}", ["'no_progress'", "expected true or false, found 1"]),
-        ("{'data': {'a': 1}}", ["'data'", "expected a text or a list of texts"]),
-        ("{'max-length': 1, 'max_length': 2}", ["'max_length' is given twice"]),
-        ("{'config': 'other.py'}", ["unknown config key 'config'"]),
-    ],
-)
-def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, text, parts, evaluate, capsys) -> None:
-    config = written(tmp_path / "options.py", text)
-    assert evaluate("--config", config) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    for part in [f"prb: error: {config}: ", *parts]:
-        assert part in said
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_is_given_in_neither_place_is_missing(tmp_path, data, capsys) -> None:
     config = written(tmp_path / "options.py", "{'model': 'baseline:length'}")
     with pytest.raises(SystemExit) as ended:

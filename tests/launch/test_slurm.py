@@ -109,6 +109,7 @@ def test_signals(cluster: Stubs, number: int, restarts: str, requeued: list[list
     assert cluster.calls("scontrol") == requeued
 
 
+@pytest.mark.slow
 def test_jax_finds_the_other_processes(cluster: Stubs):
     program = (
         "from prb_jax.commands.process import prepare_jax; prepare_jax(distributed=True); "

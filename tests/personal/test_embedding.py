@@ -1,6 +1,6 @@
 """The table of users: whose row is whose, lazy Adam on the rows of a step, and which arrays of it devices exchange.
 
-`python -m tests.personal.test_embedding OUT` needs four devices.
+`python -m tests.personal.test_embedding OUT MESH` needs four devices.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from prb_jax.platform.sharding import make_mesh, replicated
 from prb_jax.training.microbatches import named_tree
 from prb_jax.training.trainer import USER
 from tests.plain_process import ROOT, plain_environment
+from tests.sweeps import sweep
 from tests.training.small_batches import (
     batch_of,
     build,
@@ -38,7 +39,6 @@ from tests.training.small_batches import (
 )
 
 USERS, TOKENS, ROWS = 10_000, 3, 8
-MESHES = ("data=4", "fsdp=4")
 _COLLECTIVE = re.compile(
     r"= (.*?) (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
@@ -223,31 +223,28 @@ def one_step(mesh: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory) -> dict[str, Any]:
-    """By mesh of four devices, and of one device."""
-    out = tmp_path_factory.mktemp("steps") / "steps.json"
-    command = [sys.executable, "-m", "tests.personal.test_embedding", out]
-    environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
-    return json.loads(out.read_text()) | {"one": one_step(make_mesh(devices=jax.devices()[:1]))}
+def alone() -> dict[str, Any]:
+    return one_step(make_mesh(devices=jax.devices()[:1]))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_devices_exchange_the_rows_of_a_step_and_never_the_table(steps, mesh: str) -> None:
+@pytest.mark.parametrize("mesh", sweep(("data=4", "fsdp=4"), few=(0,)))
+def test_devices_exchange_the_rows_of_a_step_and_never_the_table(
+    alone: dict[str, Any], mesh: str, tmp_path: Path
+) -> None:
     """10,000 users: no collective of any program has an array of their number; the gradient has M rows.
 
     Under fsdp the table is split by width: there the activations that the rows went into are exchanged.
     """
-    for name, shapes in steps[mesh]["exchanged"].items():
+    command = [sys.executable, "-m", "tests.personal.test_embedding", tmp_path / "step.json", mesh]
+    environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
+    on_four = json.loads((tmp_path / "step.json").read_text())
+    for name, shapes in on_four["exchanged"].items():
         assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
-    assert steps[mesh]["exchanged"]["take"] == []
+    assert on_four["exchanged"]["take"] == []
     if mesh == "data=4":
-        assert [ROWS, TOKENS, 32] in steps[mesh]["exchanged"]["gradients"]
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-def test_a_step_on_four_devices_is_that_on_one(steps, mesh: str) -> None:
-    alone, on_four = steps["one"], steps[mesh]
+        assert [ROWS, TOKENS, 32] in on_four["exchanged"]["gradients"]
+    # The step is the step of one device.
     assert on_four["moved"] == alone["moved"] == [0, 3, 7, 9_999, 10_000]
     np.testing.assert_allclose(on_four["rows"], alone["rows"], atol=1e-5)
     assert on_four["compiles"] == [1, 1, 1]
@@ -255,4 +252,4 @@ def test_a_step_on_four_devices_is_that_on_one(steps, mesh: str) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps({spec: one_step(make_mesh(spec)) for spec in MESHES}))
+    Path(sys.argv[1]).write_text(json.dumps(one_step(make_mesh(sys.argv[2]))))

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +23,6 @@ from prb_jax.scoring.controls import with_other_users, without_user
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import View
 from tests.scoring.records import read_json, record, score_rows, write_comparisons
-from tests.scoring.slow_scorer import SlowScorer, comparisons
-
-ROOT = Path(__file__).resolve().parents[2]
-FILES = ("scores.jsonl", "summary.json")
 
 
 @pytest.fixture(scope="module")
@@ -166,30 +158,6 @@ def test_the_default_is_blind_where_a_profile_is_seen(
             prb.evaluate(model, labelled, controls="swap", **options, **run)
     with pytest.raises(RunError, match="controls: expected none or blind or swap or all, found 'both'"):
         prb.evaluate(model, labelled, controls="both", **run)
-
-
-def test_a_run_that_was_killed_within_a_control_goes_on(tmp_path: Path) -> None:
-    def start(seconds: float) -> subprocess.Popen[bytes]:
-        words = ["-m", "tests.scoring.slow_scorer", str(tmp_path / "killed"), "40", str(seconds), "all"]
-        return subprocess.Popen([sys.executable, *words], cwd=ROOT)
-
-    for name in ("blind", "swap"):
-        process = start(0.1)
-        scores = tmp_path / "killed" / "controls" / name / "scores.jsonl"
-        deadline = time.monotonic() + 300
-        while not scores.exists() or scores.stat().st_size == 0:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (tmp_path / "killed" / "summary.json").exists()
-    assert start(0).wait(300) == 0
-    prb.evaluate(SlowScorer(), comparisons(40), out=tmp_path / "whole", controls="all", progress=False)
-    for name in ("", "controls/blind", "controls/swap"):
-        for file in FILES:
-            killed, whole = (tmp_path / place / name / file for place in ("killed", "whole"))
-            assert killed.read_bytes() == whole.read_bytes(), (name, file)
 
 
 def test_the_command_line_prints_the_gain(

@@ -1,12 +1,7 @@
 """Evaluation: outputs, resuming after kills, refusals, sources that change."""
 
-import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,40 +148,6 @@ def test_a_continued_run_scores_only_unfinished_batches(tmp_path):
     assert again.scored == []
 
 
-def start(out: Path, *, seconds: float) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.scoring.slow_scorer", str(out), "60", str(seconds)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def sessions(out: Path) -> int:
-    """How often the run was started."""
-    return len(read_json(out / "run.json")["sessions"])
-
-
-def test_kill_minus_9_at_any_moment_then_the_same_command(tmp_path):
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    # Killed when so many bytes of scores are there: at once, early, in the middle, near the end.
-    for kills, size in enumerate((0, 1, 1500, 4000, 6000)):
-        process = start(killed, seconds=0.03)
-        scores = killed / "scores.jsonl"
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline:
-            # The bytes may be those of an earlier process: this one has begun, too.
-            if scores.exists() and scores.stat().st_size >= size and sessions(killed) > kills:
-                break
-            time.sleep(0.002)
-        assert process.poll() is None, process.communicate()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert not (killed / "summary.json").exists()
-    last = start(killed, seconds=0)
-    assert last.wait(300) == 0, last.communicate()
-    last.communicate()
-    evaluate(SlowScorer(), comparisons(60), out=whole, progress=False)
-    assert same_files(killed, whole)
-    assert sessions(killed) == 6
-
-
 def test_a_changed_run_is_refused_with_both_values(tmp_path):
     items = comparisons(8)
     evaluate(SlowScorer(), items, out=tmp_path, progress=False, seed=1)
@@ -203,26 +164,6 @@ def test_a_changed_run_is_refused_with_both_values(tmp_path):
         options = {"model": SlowScorer(), "data": items, "seed": 1, **changed}
         with pytest.raises(RunError, match=line):
             evaluate(**options, out=tmp_path, progress=False)
-
-
-def test_no_space_left_in_the_middle_then_the_same_call(tmp_path, monkeypatch):
-    items = comparisons(23)
-    real = os.write
-    calls = []
-
-    def full(file, data):
-        calls.append(len(data))
-        if len(calls) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(file, data)
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunError, match=r"cannot write .*scores\.jsonl: No space left on device"):
-        evaluate(SlowScorer(), items, out=tmp_path, progress=False)
-    monkeypatch.undo()
-    assert len(score_rows(tmp_path)) == 8
-    evaluate(SlowScorer(), items, out=tmp_path, progress=False)
-    assert len(score_rows(tmp_path)) == 23
 
 
 def test_scores_that_cannot_be():

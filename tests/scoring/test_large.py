@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -101,20 +98,6 @@ def test_two_processes_read_the_files_each_for_itself(folder, data, expected, tm
     for _, output, _ in outcomes:
         assert counts(output)["records"] == COUNT + 1
         assert counts(output)["bytes"] <= data.stat().st_size + (1 << 16)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(folder, data, expected, tmp_path):
-    arguments = [sys.executable, *PROGRAM, *command(folder, data, tmp_path / "run")]
-    scores = tmp_path / "run" / "scores.jsonl"
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not (scores.exists() and scores.stat().st_size):
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-    assert 0 < scores.read_bytes().count(b"\n") < COUNT
-    done = run(*arguments[1:])
-    assert done.returncode == 0, done.stderr
-    assert files(tmp_path / "run") == files(expected)
 
 
 def test_gzip_and_parquet(data, tmp_path, monkeypatch):

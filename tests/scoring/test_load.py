@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys
 import prb_jax as prb
+from prb_jax.commands.process import enable_compilation_cache
+enable_compilation_cache()
 model = prb.load(sys.argv[1])
 score = model.reward("Tea or coffee?", "tea", profile=[{"id": "1", "text": "rain"}])
 data = [prb.Comparison(id="1", question="?", chosen="tea", rejected="soup")]

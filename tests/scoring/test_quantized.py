@@ -197,8 +197,6 @@ def test_the_command_says_what_cannot_be(
     assert cli.main(["inspect", str(folder), "--quantize", "int8"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{figures['bytes_unquantized']:,} bytes in float32, {figures['bytes_held']:,} in int8" in shown
-    assert cli.main(["evaluate", "baseline:length", "--data", "d", "--out", "x", "--no-reference"]) == 2
-    assert "--quantize" in capsys.readouterr().err
     assert cli.main([*finished.arguments, "--profile-posts", "0", "1", "--out", "x"]) == 2
     assert "give --no-reference" in capsys.readouterr().err
 

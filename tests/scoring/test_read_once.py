@@ -122,23 +122,6 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     assert score(path, out).summary["n"] == COUNT
 
 
-def test_a_kill_in_the_middle_of_reading_leaves_no_trace(copy, seen, tmp_path, monkeypatch):
-    score(copy, tmp_path / "whole")
-    out = tmp_path / "run"
-    killed(monkeypatch, copy, out)
-    assert lines(out / "scores.jsonl") == 3 * AT_A_TIME
-    assert 1 <= lines(out / BLOCKS) < json_lines.block_count(copy.stat().st_size)
-    killed(monkeypatch, copy, out, batches=2)
-    assert lines(out / "scores.jsonl") == 5 * AT_A_TIME
-    with (out / BLOCKS).open("ab") as file:
-        file.write(b'{"file": 0, "bl')  # torn
-    score(copy, out)
-    assert files(out) == files(tmp_path / "whole")
-    assert inputs_of(out) == inputs_of(tmp_path / "whole")
-    left, whole = ({path.name for path in folder.iterdir()} for folder in (out, tmp_path / "whole"))
-    assert left == whole
-
-
 def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp_path, monkeypatch):
     score(copy, tmp_path / "whole")
     out, contents = tmp_path / "run", copy.read_bytes()

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 
 import prb_jax as prb
 from tests.scoring.records import TOLERANCE, assert_close, record
+from tests.sweeps import sweep
 
 
 def test_on_a_batch_of_trees(model, mixed, scores) -> None:
@@ -69,7 +70,7 @@ def test_vectorised_over_weights_and_over_batches(model, mixed) -> None:
         np.testing.assert_allclose(rewards, model.score_fn(model.params, batch), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("kind", sweep([AxisType.Auto, AxisType.Explicit], few=(1,)))
 def test_in_a_program_on_a_mesh_of_the_callers(model, mixed, scores, kind: AxisType) -> None:
     """As a trainer with axes of its own calls it, inside its jitted step and under its mesh."""
     mine = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(kind,))

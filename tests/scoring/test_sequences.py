@@ -1,4 +1,4 @@
-"""Reward models on encoders in the loop of scoring: equal sequences once, runs in parts, killed runs, meshes."""
+"""Reward models on encoders in the loop of scoring: equal sequences once, runs in parts, meshes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,7 @@ def test_what_is_done_is_not_computed_again(rm: prb.RewardModel) -> None:
     assert sum(computed) < 0.85 * everything
 
 
-def test_runs_in_parts_and_killed_runs_have_the_bytes_of_a_whole_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_in_parts_have_the_bytes_of_a_whole_run(folder: Path, tmp_path: Path) -> None:
     data = write_comparisons(tmp_path / "data.jsonl", MIXED)
     command = ["evaluate", str(folder), "--data", str(data), "--profile-posts", "1", "--max-length", "64"]
     command += ["--batch-tokens", "128", "--no-progress", "--controls", "none", "--out"]
@@ -104,24 +102,11 @@ def test_runs_in_parts_and_killed_runs_have_the_bytes_of_a_whole_run(
     for number, part in enumerate(parts, start=1):
         assert cli.main([*command, part, "--part", f"{number}/3"]) == 0
     assert all(0 < read_json(Path(part) / "part.json")["rows"] < 40 for part in parts)
-    killed, stream = tmp_path / "killed", prb.RewardModel.stream
-
-    def stopping(self: prb.RewardModel, *arguments: Any, **options: Any) -> Iterator[Any]:
-        for number, batch in enumerate(stream(self, *arguments, **options)):
-            if number == 2:
-                raise KeyboardInterrupt
-            yield batch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prb.RewardModel, "stream", stopping)
-        assert cli.main([*command, str(killed)]) == 130
-    assert len(score_rows(killed)) < len(MIXED)
-    assert cli.main([*command, str(killed)]) == 0
     merged = str(tmp_path / "merged")
     assert cli.main(["merge", *parts, "--out", merged]) == 0
     assert cli.main([*command, merged]) == 0
-    for name, other in itertools.product(("scores.jsonl", "summary.json"), ("merged", "killed")):
-        assert (tmp_path / other / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for name in ("scores.jsonl", "summary.json"):
+        assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     tokens = read_json(tmp_path / "whole" / "summary.json")["tokens"]
     assert tokens["alone"] == sum(row["tokens"] for row in score_rows(tmp_path / "whole"))
 

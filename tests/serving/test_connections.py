@@ -24,6 +24,7 @@ from prb_jax.serving.items import Item, Score
 from prb_jax.serving.options import Limits
 from tests.serving.local_server import start_app
 from tests.serving.test_limits import GOOD, app_with, scores
+from tests.sweeps import sweep
 
 HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(GOOD).encode()
@@ -141,7 +142,7 @@ def test_a_half_closed_client_gets_its_answer_and_one_that_left_costs_no_work() 
     assert given_up.wait(60)
 
 
-@pytest.mark.parametrize("work", ["while True: pass", "import time; time.sleep(3600)"])
+@pytest.mark.parametrize("work", sweep(["while True: pass", "import time; time.sleep(3600)"], few=(0,)))
 def test_sigterm_ends_a_server_whatever_it_does(work: str, tmp_path: Path) -> None:
     """With shorter times than the real ones, which are asserted to be within 30 seconds."""
     (tmp_path / "slow.py").write_text(f"def slow(comparison):\n    print('begun', flush=True)\n    {work}\n")

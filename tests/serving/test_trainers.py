@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.personal.few_shot.registry import read_settings
 from tests.serving.local_server import serving
+from tests.study.people import QUICK
 from tests.tiny_encoders import WORDS, write_encoder
 
 RENDERED = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -84,7 +86,7 @@ class Kind:
 def kinds(model: prb.RewardModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]:
     folder = tmp_path_factory.mktemp("kinds")
     write_encoder(folder / "bert")
-    study: Any = {"methods": ["offset"], "shots": [0, 2], "progress": False}
+    study: Any = {"methods": ["offset"], "shots": [0, 2], "settings": read_settings(QUICK), "progress": False}
     prb.personalise(PEOPLE, backbone=folder / "bert", out=folder / "study", **study)
     fitted = folder / "study" / "fitted" / "offset"
     history = [prb.Comparison(**row) for row in PEOPLE if int(row["id"][-1]) < 3]

@@ -27,7 +27,7 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.trees.encode import TooLongError
 from tests.json_lines import write_lines
 from tests.scoring.records import TOLERANCE, record
-from tests.study.people import choice
+from tests.study.people import PlantedFeatures, choice, planted_people
 from tests.tiny_encoders import WORDS, write_encoder
 
 write = functools.partial(write_features, progress=False)
@@ -73,35 +73,25 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
     assert {path.name: path.read_bytes() for path in out.glob("*.npy")} == before
 
 
-def test_a_killed_run_goes_on_with_the_next_part(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    embedder = open_embedder(folder, LoadOptions(), view=ViewOptions())
-    options, done = FeatureOptions(file_rows=7), list[int]()
+def test_an_unfinished_store_is_refused_and_goes_on_with_the_next_part(tmp_path: Path) -> None:
+    people, done = planted_people(PlantedFeatures(), users=3, each=3), list[int]()
 
-    class Stopping:
-        name, width, identity, posts = embedder.name, embedder.width, embedder.identity, embedder.posts
-        gives_rewards, shown = embedder.gives_rewards, embedder.shown
-
-        def answers(self, comparisons: Any, **others: Any) -> Any:
-            if len(done) == stop_after:
-                raise KeyboardInterrupt
+    class Stopping(PlantedFeatures):
+        def answers(self, comparisons: Any, **options: Any) -> Any:
             done.append(len(comparisons))
-            return embedder.answers(comparisons, **others)
+            if len(done) == 3:
+                raise KeyboardInterrupt
+            return super().answers(comparisons, **options)
 
-    stop_after = 2
+    run, options = tmp_path / "run", FeatureOptions(file_rows=7)
     with pytest.raises(KeyboardInterrupt):
-        write(Stopping(), LABELLED, out=tmp_path / "run", options=options)
+        write(Stopping(), people, out=run, options=options)
     with pytest.raises(RunError, match="it is unfinished"):
-        open_features(tmp_path / "run")
+        open_features(run)
     with pytest.raises(RunError, match="it is unfinished"):
-        prb.personalise(LABELLED, backbone=tmp_path / "run", out=tmp_path / "study", progress=False)
-    stop_after = 99
-    write(Stopping(), LABELLED, out=tmp_path / "run", options=options)
-    assert done == [7, 7, 4]
-    write(embedder, LABELLED, out=tmp_path / "whole", options=options)
-    for path in (tmp_path / "whole").glob("*.npy"):
-        assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()
+        prb.personalise(people, backbone=run, out=tmp_path / "study", progress=False)
+    write(Stopping(), people, out=run, options=options)
+    assert done == [7, 7, 4, 4]
 
 
 def test_a_post_that_is_too_long_loses_its_end_and_a_response_is_named_by_its_record(

@@ -12,6 +12,7 @@ from prb_jax.models.checkpoints.locate import check_exported
 from prb_jax.runs.training import read_training
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.train import train
+from tests.sweeps import sweep
 from tests.tiny_tokenizer import write_tokenizer
 from tests.training.tiny import (
     config,
@@ -78,7 +79,7 @@ def test_a_run_is_a_model_and_scores_as_it_did_in_validation(whole):
     assert np.mean(np.log1p(np.exp(rejected - chosen))) == pytest.approx(validation["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(("step", "damaged"), [(3, False), (5, True)])
+@pytest.mark.parametrize(("step", "damaged"), sweep([(3, False), (5, True)], few=(1,)))
 def test_an_interrupted_run_ends_with_the_same_bytes(
     model, data, whole, tmp_path, monkeypatch, step, damaged, capsys
 ):

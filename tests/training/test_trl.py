@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,11 @@ def folder(request, tmp_path_factory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("margin", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "margin"),
+    sweep(itertools.product(FAMILIES, (False, True)), few=(0, 1, 5)),
+    indirect=["folder"],
+)
 def test_one_step_equals_the_trainer_of_trl(folder: Path, margin: bool, tmp_path: Path) -> None:
     """The trainer collates, pads and computes; only its data loader is left out."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")

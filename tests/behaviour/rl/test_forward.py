@@ -78,7 +78,7 @@ def theirs(model: Any, tree: Tree, k: int) -> tuple[np.ndarray, np.ndarray]:
     return logprobs[np.arange(len(response)), response], -(np.exp(logprobs) * logprobs).sum(-1)
 
 
-@pytest.mark.parametrize(("tokens", "logits"), [(None, None), (64, 5_000)])
+@pytest.mark.parametrize(("tokens", "logits"), sweep([(None, None), (64, 5_000)], few=(1,)))
 def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     policy: tuple[Any, Path],
     tmp_path: Path,

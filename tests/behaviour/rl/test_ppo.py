@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
+def test_a_run_has_its_numbers_and_rollouts_and_is_a_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = write_rows(tmp_path / "data.jsonl"), tmp_path / "whole"
@@ -73,21 +73,9 @@ def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
     assert [(row["step"], row["rollout"]) for row in kept] == places
     assert all(row["reward"] == float(LETTER in row["text"]) for row in kept)
 
-    # Killed after the second checkpoint, in the middle of the rows of the third step.
-    parts = tmp_path / "parts"
-    shutil.copytree(out, parts)
-    for name in ("model", "checkpoints/3"):
-        shutil.rmtree(parts / name)
-    (parts / "summary.json").unlink()
-    with open(parts / "rollouts.jsonl", "a") as file:
-        file.write('{"step": 3, "te')
-    result = prb.ppo(config, overrides=["seed=7"], out=parts, progress=False)
-    assert metrics(parts) == rows
-    assert (parts / "rollouts.jsonl").read_bytes() == (out / "rollouts.jsonl").read_bytes()
-    assert weights(parts / "model") == weights(out / "model")
-    assert result.summary["last_tenth"]["reward"] == rows[-1]["reward"]
+    assert json.loads((out / "summary.json").read_text())["last_tenth"]["reward"] == rows[-1]["reward"]
     with pytest.raises(prb.RunError, match=r"settings.loss.clip: 0.2 -> 0.3"):
-        prb.ppo(config, overrides=["seed=7", "loss.clip=0.3"], out=parts, progress=False)
+        prb.ppo(config, overrides=["seed=7", "loss.clip=0.3"], out=out, progress=False)
 
     # The policy is a model for transformers and for us, with the same log-probabilities.
     torch = pytest.importorskip("torch")

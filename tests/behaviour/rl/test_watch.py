@@ -25,6 +25,7 @@ from tests.behaviour.rl.tiny import (
     write_rows,
 )
 from tests.json_lines import read_lines, write_lines
+from tests.sweeps import sweep
 
 
 def lacks_letter(comparison: prb.Comparison) -> Sequence[float]:
@@ -107,7 +108,7 @@ def test_held_out_prompts_are_written_for_and_correlate_takes_seeds_as_repetitio
         prb.correlate(scores, [*runs, runs[0]], draws=100)
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+@pytest.mark.parametrize("algorithm", sweep(["dpo", "sft"], few=(1,)))
 def test_a_run_without_rollouts_is_watched_by_what_it_writes_at_its_end(
     model: Path, tmp_path: Path, algorithm: str
 ) -> None:

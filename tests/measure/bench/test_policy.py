@@ -29,6 +29,7 @@ def test_a_guided_token_is_timed(tmp_path: Path, bench, capsys) -> None:
     assert "guided / (policy + reward model)" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_rollout_and_update_beside_trl(tmp_path: Path, bench, capsys, monkeypatch) -> None:
     pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
     from prb_jax.measure.bench.rivals import trl

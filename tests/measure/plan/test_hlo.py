@@ -238,6 +238,7 @@ assert executed_flops(run.trace(*args).jaxpr) == 4 * 5 * 2 * 8 * 64 * 64
 """
 
 
+@pytest.mark.slow
 def test_a_real_program_on_four_devices():
     environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -221,29 +221,6 @@ def test_models_that_cannot_be_read(tmp_path):
             read_model(path)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--tuning lora", "--tuning is for training only: it needs --train"),
-        ("--remat full", "--remat is for training only: it needs --train"),
-        ("--sweep --mesh fsdp=4", "--mesh does not go with --sweep, which tries meshes itself"),
-        ("--sample --train", "--train does not go with --sample, a plan of its own"),
-        ("--sample --sweep", "--sweep does not go with --sample, a plan of its own"),
-        ("--reward qwen3-40m", "--reward is for policies: it needs --ppo"),
-        ("--value-trunk own", "--value-trunk is for policies: it needs --ppo"),
-        ("--ppo --train", "--train does not go with --ppo"),
-        ("--ppo --sweep", "--sweep does not go with --ppo"),
-        ("--ppo --attention xla", "--attention does not go with --ppo"),
-        ("--ppo --questions-per-user 2", "--questions-per-user does not go with --ppo"),
-        ("--ppo --quantize int8", "--quantize does not go with --ppo"),
-        ("--ppo --tuning head", "--tuning: expected lora or full with --ppo, found head"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags: str, message: str, capsys):
-    assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2", *flags.split()]) == 2
-    assert message in capsys.readouterr().err
-
-
 def made(mesh: str, batch: int, *, fits: bool, seconds: float | None, peak: int) -> Plan:
     return Plan(
         fits=fits, chips=4, peak_bytes_per_chip=peak, argument_bytes_per_chip=1, temp_bytes_per_chip=1,

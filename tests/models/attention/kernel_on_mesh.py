@@ -1,4 +1,4 @@
-"""Attention over streams on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh``.
+"""Attention over streams on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh MESH...``.
 
 Prints for each implementation and mesh the largest differences of the output and of the three gradients, in units of
 their largest number, and how the output is split; and how many calls of cuDNN the program for CUDA has.
@@ -6,13 +6,13 @@ their largest number, and how the output is split; and how many calls of cuDNN t
 
 import functools
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 TOKENS, WINDOW = 1024, 150
-MESHES = ("data=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2", "fsdp=2,sequence=4")
 
 
 def devices(platform: str, sequence: int = 1) -> Any:
@@ -77,7 +77,7 @@ def compared(attend: Any, mesh: Any, batch: Any, alone: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(meshes: list[str]) -> None:
     import jax
     import jax.numpy as jnp
 
@@ -111,7 +111,7 @@ def main() -> None:
         )
 
     found: dict[str, Any] = {}
-    for text in MESHES:
+    for text in meshes:
         mesh = make_mesh(text)
         parts = mesh.shape["sequence"]
         for name, attend in {"walk": by_xla, "batched": by_xla, "kernel": kernel, "cudnn": cudnn}.items():
@@ -126,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -100,7 +100,7 @@ def off(ours: jax.Array, theirs: jax.Array) -> float:
     return float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
 
 
-@pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (40, 3.0), (300, None)], few=(1, 2)))
+@pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (40, 3.0), (300, None)], few=(1,)))
 def test_gradients_equal_those_of_the_whole_mask(
     window: int | None, softcap: float | None, program: str
 ) -> None:

@@ -126,7 +126,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("mesh", "dtype"),
-    [("1,1,1", "bfloat16"), ("1,2,2", "bfloat16"), ("1,1,4", "float32"), ("2,1,1", "bfloat16")],
+    sweep(
+        [("1,1,1", "bfloat16"), ("1,2,2", "bfloat16"), ("1,1,4", "float32"), ("2,1,1", "bfloat16")], few=(1,)
+    ),
 )
 def test_peak_memory_is_the_shards(mesh: str, dtype: str, large: Path) -> None:
     devices = str(math.prod(map(int, mesh.split(","))))
@@ -139,7 +141,7 @@ def test_peak_memory_is_the_shards(mesh: str, dtype: str, large: Path) -> None:
     assert not seen["torch"]
 
 
-@pytest.mark.parametrize(("devices", "mesh"), [("1", "1,1,1"), ("4", "1,2,2")])
+@pytest.mark.parametrize(("devices", "mesh"), sweep([("1", "1,1,1"), ("4", "1,2,2")], few=(1,)))
 def test_peak_memory_is_the_quantised_shards(devices: str, mesh: str, large: Path) -> None:
     """No matrix is ever there in its own dtype as a whole: the largest has a third of the checkpoint's bytes."""
     seen = load(large, "--mesh", mesh, "--devices", devices, "--quantize", "int8", "--memory-only")

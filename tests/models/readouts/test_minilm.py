@@ -26,9 +26,9 @@ def encoder() -> TextEncoder:
 
 @pytest.fixture(scope="module")
 def posts() -> list[str]:
-    comparisons = personas.load("test-unseen")[:40]
+    comparisons = personas.load("test-unseen")[:10]
     texts = {post.text for comparison in comparisons for post in comparison.profile}
-    return sorted(texts | {comparison.question for comparison in comparisons})[:60]
+    return sorted(texts | {comparison.question for comparison in comparisons})[:20]
 
 
 def test_vectors_equal_those_of_its_own_pipeline(encoder: TextEncoder, posts: list[str]) -> None:

@@ -47,6 +47,7 @@ def test_the_covariance_is_the_planted_one_without_the_noise_of_single_choices()
     assert (np.abs(variances[2:]) < 0.15 * variances[1]).all()
 
 
+@pytest.mark.slow
 def test_strong_tastes_are_fitted_from_the_estimated_directions() -> None:
     """Nearly sure choices: the products say half of the size; fitted directions are nearer to the planted ones."""
     people, size = 60, 4.0
@@ -239,6 +240,7 @@ def test_own_words_tell_a_taste_in_every_direction() -> None:
     assert made.share(METHOD, fitted, 8, width=8) > made.share(METHOD, fitted, 0, width=8) + 0.01
 
 
+@pytest.mark.slow
 def test_people_who_differ_over_texts_are_told_by_their_votes_whatever_the_features_are() -> None:
     rng = np.random.default_rng(7)
     people, texts = 360, 120

@@ -14,6 +14,7 @@ from prb_jax.personal.few_shot.lore import personal_directions
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.study.outcomes import popularity
 from tests.personal.few_shot.planted import World, choices_of, world
+from tests.sweeps import sweep
 
 KEY, WIDTH = jax.random.key(0), 8
 QUICK = {
@@ -35,7 +36,7 @@ def alike() -> World:
 NAMES = "offset lore lore_free pref vpl pal gpo mrm sparse user_embedding user_clusters"
 
 
-@pytest.mark.parametrize("name", NAMES.split())
+@pytest.mark.parametrize("name", sweep(NAMES.split(), few=(0, 1, 9)))
 def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, alike: World) -> None:
     method, pooled, quick = method_named(name), method_named("pooled"), {}
     for setting in dataclasses.fields(method.settings):

@@ -133,11 +133,11 @@ class Case:
 FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
-    Case("bayes", low_rank, {"rank": (2,)}, shots=100),
     Case("nearest", groups, {"neighbours": (300,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, 75),
     Case("profile_in_context", shown, L2, personal=False),
 ]
 SLOW = [
+    Case("bayes", low_rank, {"rank": (2,)}, shots=100),
     Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}, shots=100),
     Case("individual", own_directions, {"spread": (3.0, 5.0)}, shots=200),
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),

@@ -21,7 +21,7 @@ the weights quantised."""
 RECORDED = ("int8@fsdp=2,tensor=2",)
 """Meshes whose eight-bit activations are written too."""
 CALLERS = ("fsdp=2,tensor=2", "fsdp=2,sequence=4")
-"""Meshes of models that are also scored in a program on another mesh."""
+"""Meshes of models that are also scored in a program on another mesh; the last one alone where some are named."""
 
 
 def comparisons() -> list[Any]:
@@ -195,7 +195,9 @@ def main(folder: str, out: str, *scored: str) -> None:
                 "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
                 "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
                 "recorded": scores_and_codes(model) if spec in RECORDED else {},
-                "callers": under_a_mesh_of_the_callers(model) if spec in CALLERS else [],
+                "callers": under_a_mesh_of_the_callers(model)
+                if spec in (CALLERS[-1:] if scored else CALLERS)
+                else [],
             }
     Path(out).write_text(json.dumps(by_mesh))
 

@@ -31,7 +31,7 @@ REFUSED = {
 
 
 # Rows, parameters, heads and tokens are split, and parameters with their quantised weights.
-FEW = ("data=4", "fsdp=2,tensor=2", "fsdp=2,sequence=4", "int8@fsdp=4")
+FEW = ("fsdp=2,tensor=2", "fsdp=2,sequence=4", "int8@fsdp=4")
 # Gemma 3: windows and two ropes under lax.cond; Qwen 3: norms of queries and keys.
 ALL = [pytest.param((family, ()), id=family, marks=pytest.mark.slow) for family in ("qwen3", "gemma3")]
 
@@ -82,7 +82,7 @@ def test_scores_do_not_depend_on_the_mesh(results: dict[str, Any]) -> None:
 
 def test_a_program_on_a_mesh_of_its_own_gets_the_same_scores(results: dict[str, Any]) -> None:
     """One with explicit axes over the same devices, which may split tokens too."""
-    for mesh in set(CALLERS) & set(results["scored"]):
+    for mesh in {mesh for mesh in CALLERS if results[mesh].get("callers")}:
         for row, expected in zip(results[mesh]["callers"], results["alone"]["scores"][:3], strict=True):
             np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-5, rtol=0, err_msg=mesh)
 

@@ -88,11 +88,12 @@ def run(staging: Staging, steps: int, states: list[dict[str, bytes]]) -> None:
     staging.close(finish=True)
 
 
-def test_a_kill_at_any_request_leaves_a_state_of_one_instant_and_the_same_end(tmp_path, store):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_any_request_leaves_a_state_of_one_instant_and_the_same_end(tmp_path, store, every):
     for step in range(3):
         write_run(tmp_path / "wanted", step)
     wanted = files_in(tmp_path / "wanted")
-    for killed_at in itertools.count():
+    for killed_at in itertools.count(step=every):
         store.store.clear()
         store.pseudo_dirs[:] = [""]
         states: list[dict[str, bytes]] = [{}]
