@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from prb_jax.errors import RunError
 from prb_jax.models import Together
@@ -90,9 +90,24 @@ def load(
     tokenizer: str | Path | None = ...,
     quantize: str | None = ...,
     attention: str = ...,
-    reference: None = ...,
-    reference_free: Literal[False] = ...,
 ) -> RewardModel: ...
+@overload
+def load(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = ...,
+    dtype: str | None = ...,
+    revision: str | None = ...,
+    base: str | Path | None = ...,
+    chat_template: str | None = ...,
+    tokenizer: str | Path | None = ...,
+    quantize: str | None = ...,
+    attention: str = ...,
+    reference: str | Path | None = ...,
+    beta: float = ...,
+    reference_free: bool = ...,
+    logprobs: Together = ...,
+) -> ImplicitRewards: ...
 def load(
     model: str | Path,
     *,

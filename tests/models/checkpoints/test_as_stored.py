@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import prb_jax as prb
-from prb_jax.models.checkpoints.load import load_params
+from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
 from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import write_model_without_torch
 
@@ -39,6 +39,8 @@ def test_a_wrapper_around_all_names_is_left_out(plain, stored, prefix):
     folder, tensors = stored
     save_file({f"{prefix}{name}": value for name, value in tensors.items()}, folder / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, load(folder, "all names begin with"), load(plain))
+    assert len(inspect_checkpoint(folder, load_config(folder)).told) == prefix.count(".")
+    assert inspect_checkpoint(plain, load_config(plain)).told == ()
 
 
 def test_a_module_that_peft_trained_whole_is_read_from_its_wrapper(plain, stored):
