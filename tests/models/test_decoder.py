@@ -138,7 +138,8 @@ def test_the_number_of_layers_does_not_change_the_program() -> None:
     """Layers are scanned: the text of the program is as long for eight as for two."""
 
     def length(layers: int) -> int:
-        config = dataclasses.replace(SMALL, num_hidden_layers=layers, layer_windows=(False,) * layers)
+        kinds = {"layer_windows": (False,) * layers, "layer_rotates": (True,) * layers}
+        config = dataclasses.replace(SMALL, num_hidden_layers=layers, **kinds)
         params = abstract_params(config)
         lowered = jax.jit(lambda p: read_trees(p, BATCH, config=config, dtype=jnp.float32)).lower(params)
         return len(lowered.as_text().splitlines())
