@@ -7,6 +7,7 @@ the assistant's turn: the end of the turn is one of them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -222,6 +223,8 @@ def load_implicit(model: str, options: LoadOptions) -> ImplicitRewards:
         raise RunError(f"logprobs: {together} is for --reference-free: leave it out beside a reference")
     if options.readout is not None:
         raise RunError("readout: an implicit reward has no head to read: leave it out")
+    if isinstance(options.beta, str) or not 0 < options.beta < math.inf:
+        raise RunError(f"beta: expected a number above 0, found {options.beta!r}")
     policy = _load(model, options)
     if options.reference is None:
         return ImplicitRewards(policy=policy, reference=None, beta=options.beta, together=together)

@@ -161,6 +161,10 @@ def test_what_does_not_go_together_is_refused(models, tmp_path):
         "belong to --reference BASE or --reference-free": {"beta": 2.0},
         "give one of --reference and --reference-free": {"reference": reference, "reference_free": True},
         "logprobs: average is for --reference-free": {"reference": reference, "logprobs": "average"},
+        "beta: expected a number above 0, found 0": {"reference": reference, "beta": 0},
+        "beta: expected a number above 0, found -1.0": {"reference": reference, "beta": -1.0},
+        "beta: expected a number above 0, found nan": {"reference_free": True, "beta": float("nan")},
+        "beta: expected a number above 0, found inf": {"reference": reference, "beta": float("inf")},
         "has no head to read": {"reference": reference, "readout": "linear"},
     }
     for message, options in refused.items():
