@@ -231,6 +231,9 @@ def load_implicit(model: str, options: LoadOptions) -> ImplicitRewards:
     alike = replace(options, dtype=policy.dtype, revision=None, base=None, tokenizer=None)
     reference = _load(options.reference, alike)
     _check_alike(policy, reference)
+    shorter = min(one.reader.config.max_position_embeddings for one in (policy, reference))
+    config = replace(policy.reader.config, max_position_embeddings=shorter)
+    policy = replace(policy, reader=replace(policy.reader, config=config))
     return ImplicitRewards(policy=policy, reference=reference, beta=options.beta, together=together)
 
 

@@ -184,3 +184,12 @@ def test_what_does_not_go_together_is_refused(models, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(prb.CheckpointError, match="its tokenizer is another one than the policy's"):
         prb.load(policy, reference=other)
+
+
+def test_a_conversation_that_is_too_long_for_the_reference_is_refused(models, tmp_path):
+    short = shutil.copytree(models["reference"][0], tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    rm = prb.load(models["policy"][0], reference=short)
+    with pytest.raises(prb.DataError, match="16"):
+        rm.score(COMPARISONS)

@@ -217,7 +217,24 @@ def test_a_tensor_that_is_lost_or_there_twice_is_refused(case, tmp_path):
         prb.load(adapter)
 
 
+def test_a_matrix_of_fp8_without_scales_is_refused_under_an_adapter(adapted, copy, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    base = shutil.copytree(adapted.base, tmp_path / "fp8")
+    tensors = load_file(base / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        prb.CheckpointError, match=f"'{name}': expected floating-point weights, found F8_E4M3"
+    ):
+        prb.load(copy, base=base)
+
+
 def test_a_base_that_may_be_another_is_told(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
     adapter = write_adapter(tmp_path, "llama", **CASES["plain"])
     other = shutil.copytree(adapter.base, tmp_path / "other")
     with pytest.warns(prb.PrbWarning, match=r"was trained on .*base, and is read on .*other"):
@@ -225,6 +242,12 @@ def test_a_base_that_may_be_another_is_told(tmp_path):
     change(adapter.folder, task_type="CAUSAL_LM", modules_to_save=["score"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        prb.load(adapter.folder)
+
+    path = adapter.folder / "adapter_model.safetensors"
+    save_file({name: one for name, one in load_file(path).items() if "score" not in name}, path)
+    change(adapter.folder, modules_to_save=None)
+    with pytest.warns(prb.PrbWarning, match="as a language model .* is read by the reward head of .*base"):
         prb.load(adapter.folder)
 
 
