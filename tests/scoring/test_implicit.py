@@ -193,3 +193,15 @@ def test_a_conversation_that_is_too_long_for_the_reference_is_refused(models, tm
     rm = prb.load(models["policy"][0], reference=short)
     with pytest.raises(prb.DataError, match="16"):
         rm.score(COMPARISONS)
+
+
+def test_new_input_embeddings_beside_tied_output_embeddings_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    model = write_policy(tmp_path / "base", "llama", tie_word_embeddings=True)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    peft.get_peft_model(type(model).from_pretrained(tmp_path / "base"), lora).save_pretrained(
+        tmp_path / "adapter"
+    )
+    with pytest.raises(prb.CheckpointError, match="the base ties its output embeddings to it"):
+        prb.load(tmp_path / "adapter", reference=tmp_path / "base")

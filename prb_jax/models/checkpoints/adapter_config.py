@@ -33,7 +33,6 @@ _NEUTRAL = frozenset(
         "lora_ga_config",
         "qalora_group_size",
         "runtime_config",
-        "ensure_weight_tying",
     ]
 )
 _FOLLOWED = frozenset(
@@ -54,6 +53,7 @@ _FOLLOWED = frozenset(
         "peft_type",
         "task_type",
         "auto_mapping",
+        "ensure_weight_tying",
     ]
 )
 _STARTS = (
@@ -83,6 +83,7 @@ class AdapterConfig:
     layers_pattern: tuple[str, ...] = ()  # names of the list of layers, before their numbers
     modules_to_save: tuple[str, ...] = ()
     bias: str = "none"
+    ensure_weight_tying: bool = False
     task_type: str | None = None
     base: str | None = None  # `base_model_name_or_path`
     revision: str | None = None  # of the base
@@ -220,6 +221,7 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
         lora_alpha=number("lora_alpha", raw.get("lora_alpha", 8)),
         use_rslora=flag("use_rslora"),
         use_dora=flag("use_dora"),
+        ensure_weight_tying=flag("ensure_weight_tying"),
         rank_pattern={key: whole("rank_pattern", value) for key, value in pattern("rank_pattern").items()},
         alpha_pattern=pattern("alpha_pattern"),
         target_modules=modules("target_modules"),

@@ -79,7 +79,9 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
                 (view / path.name).symlink_to(path.absolute())
     for name, folder in ((ADAPTER, adapter), (BASE, below)):
         (view / name).symlink_to(folder.absolute(), target_is_directory=True)
-    described = _base_config(below, _whole_tensors(_tensors(adapter, config)[1]))
+    described = _base_config(
+        below, _whole_tensors(_tensors(adapter, config)[1]), ties=config.ensure_weight_tying
+    )
     (view / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return view
 
@@ -94,7 +96,7 @@ def _views() -> str:
     return _kept[0].name
 
 
-def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
+def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> dict[str, Any]:
     """The base's `config.json`, with the head and the vocabulary of the adapter."""
     raw: dict[str, Any] = read_object(base / "config.json", error=CheckpointError, finite=False)
     for name in saved.keys() & {EMBEDDING_KEY, HEAD_KEY}:
@@ -105,6 +107,14 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
     if EMBEDDING_KEY in saved:
         raw["vocab_size"] = saved[EMBEDDING_KEY].shape[0]
     family = FAMILIES.get(str(raw.get("model_type")))
+    is_tied = family and raw.get("tie_word_embeddings", family.defaults["tie_word_embeddings"])
+    alone = EMBEDDING_KEY in saved and not saved.keys() & {OUTPUT_EMBEDDING_KEY, HEAD_KEY}
+    if family and is_tied and alone and not ties and raw.get("architectures") == [family.language_model]:
+        # PEFT leaves the logits to the base's own embeddings; merged, they would follow the new ones.
+        raise CheckpointError(
+            f"{saved[EMBEDDING_KEY].path}: tensor '{EMBEDDING_KEY}': the base ties its output embeddings to it, and "
+            "the adapter has no 'lm_head' and no ensure_weight_tying: merge it into its base with PEFT first"
+        )
     if HEAD_KEY in saved and family is not None:
         count = saved[HEAD_KEY].shape[0]
         if raw.get("architectures") != [family.architecture]:
