@@ -7,6 +7,7 @@ the assistant's turn: the end of the turn is one of them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -222,12 +223,17 @@ def load_implicit(model: str, options: LoadOptions) -> ImplicitRewards:
         raise RunError(f"logprobs: {together} is for --reference-free: leave it out beside a reference")
     if options.readout is not None:
         raise RunError("readout: an implicit reward has no head to read: leave it out")
+    if isinstance(options.beta, str) or not 0 < options.beta < math.inf:
+        raise RunError(f"beta: expected a number above 0, found {options.beta!r}")
     policy = _load(model, options)
     if options.reference is None:
         return ImplicitRewards(policy=policy, reference=None, beta=options.beta, together=together)
     alike = replace(options, dtype=policy.dtype, revision=None, base=None, tokenizer=None)
     reference = _load(options.reference, alike)
     _check_alike(policy, reference)
+    shorter = min(one.reader.config.max_position_embeddings for one in (policy, reference))
+    config = replace(policy.reader.config, max_position_embeddings=shorter)
+    policy = replace(policy, reader=replace(policy.reader, config=config))
     return ImplicitRewards(policy=policy, reference=reference, beta=options.beta, together=together)
 
 

@@ -161,6 +161,10 @@ def test_what_does_not_go_together_is_refused(models, tmp_path):
         "belong to --reference BASE or --reference-free": {"beta": 2.0},
         "give one of --reference and --reference-free": {"reference": reference, "reference_free": True},
         "logprobs: average is for --reference-free": {"reference": reference, "logprobs": "average"},
+        "beta: expected a number above 0, found 0": {"reference": reference, "beta": 0},
+        "beta: expected a number above 0, found -1.0": {"reference": reference, "beta": -1.0},
+        "beta: expected a number above 0, found nan": {"reference_free": True, "beta": float("nan")},
+        "beta: expected a number above 0, found inf": {"reference": reference, "beta": float("inf")},
         "has no head to read": {"reference": reference, "readout": "linear"},
     }
     for message, options in refused.items():
@@ -180,3 +184,24 @@ def test_what_does_not_go_together_is_refused(models, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(prb.CheckpointError, match="its tokenizer is another one than the policy's"):
         prb.load(policy, reference=other)
+
+
+def test_a_conversation_that_is_too_long_for_the_reference_is_refused(models, tmp_path):
+    short = shutil.copytree(models["reference"][0], tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    rm = prb.load(models["policy"][0], reference=short)
+    with pytest.raises(prb.DataError, match="16"):
+        rm.score(COMPARISONS)
+
+
+def test_new_input_embeddings_beside_tied_output_embeddings_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    model = write_policy(tmp_path / "base", "llama", tie_word_embeddings=True)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    peft.get_peft_model(type(model).from_pretrained(tmp_path / "base"), lora).save_pretrained(
+        tmp_path / "adapter"
+    )
+    with pytest.raises(prb.CheckpointError, match="the base ties its output embeddings to it"):
+        prb.load(tmp_path / "adapter", reference=tmp_path / "base")

@@ -14,21 +14,18 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.locate import ADAPTER_CONFIG
-from prb_jax.models.head import EMBEDDING_KEY, OUTPUT_EMBEDDING_KEY
+from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
 from prb_jax.records.reading import read_object
 
 _LONGEST_PATTERN = 2_000  # characters of a regular expression
 # Fields of `adapter_config.json` that change no score of a trained adapter.
 _NEUTRAL = frozenset(
     [
-        "task_type",
-        "auto_mapping",
         "peft_version",
         "base_model_name_or_path",
         "revision",
         "inference_mode",
         "lora_dropout",
-        "layers_pattern",
         "megatron_core",
         "loftq_config",
         "eva_config",
@@ -36,7 +33,6 @@ _NEUTRAL = frozenset(
         "lora_ga_config",
         "qalora_group_size",
         "runtime_config",
-        "ensure_weight_tying",
     ]
 )
 _FOLLOWED = frozenset(
@@ -50,10 +46,14 @@ _FOLLOWED = frozenset(
         "target_modules",
         "exclude_modules",
         "layers_to_transform",
+        "layers_pattern",
         "modules_to_save",
         "bias",
         "init_lora_weights",
         "peft_type",
+        "task_type",
+        "auto_mapping",
+        "ensure_weight_tying",
     ]
 )
 _STARTS = (
@@ -78,12 +78,16 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] = ()
+    exclude_modules: str | tuple[str, ...] = ()
+    layers_to_transform: tuple[int, ...] = ()  # where `target_modules` is a list; empty for all
+    layers_pattern: tuple[str, ...] = ()  # names of the list of layers, before their numbers
     modules_to_save: tuple[str, ...] = ()
     bias: str = "none"
+    ensure_weight_tying: bool = False
     task_type: str | None = None
-    complete: bool = True  # every module that `target_modules` names is adapted
     base: str | None = None  # `base_model_name_or_path`
     revision: str | None = None  # of the base
+    base_class: str | None = None  # transformers' class of the base in training, if `auto_mapping` has it
 
     def rank(self, module: str) -> int:
         """The rank of a module's update."""
@@ -95,23 +99,47 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Tell whether `target_modules` names a module."""
+        """Tell whether PEFT adapts a module of this name."""
+        saved = (re.match(rf"(.*\.)?{re.escape(one)}($|\.)", module) for one in self.modules_to_save)
+        if _is_named(self.exclude_modules, module) or any(saved):
+            return False
+        if f"{module}.weight" == OUTPUT_EMBEDDING_KEY and not self.has_output_embedding:
+            return False
         if self.target_modules == "all-linear":
-            return True
-        if isinstance(self.target_modules, str):
-            return re.fullmatch(self.target_modules, module) is not None
-        return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
+            return re.match(r"(.*\.)?layers\.", module) is not None
+        if (
+            not self.layers_to_transform
+            or isinstance(self.target_modules, str)
+            or module in self.target_modules
+        ):
+            return _is_named(self.target_modules, module)
+        lists = "|".join(self.layers_pattern) or r".*?\.[^.]*"
+        layer = re.match(rf"(?:.*?\.)??(?:{lists})\.(\d+)\.", module)
+        listed = layer is not None and int(layer[1]) in self.layers_to_transform
+        return listed and _is_named(self.target_modules, module)
 
     def saves(self, tensor: str) -> bool:
-        """Tell whether a whole tensor may stand in the adapter in place of the base's."""
+        """Tell whether the adapter has a whole tensor in place of the tensor of the base."""
         module, _, kind = tensor.rpartition(".")
         if kind == "bias" and (self.bias == "all" or (self.bias == "lora_only" and self.targets(module))):
             return True
+        if tensor == OUTPUT_EMBEDDING_KEY and not self.has_output_embedding:
+            return False
         heads = ("score", "classifier") if self.task_type == "SEQ_CLS" else ()
         names = "|".join(re.escape(one) for one in (*self.modules_to_save, *heads))
-        saved = bool(names) and re.match(rf".*({names})($|\.)", module) is not None
-        # PEFT saves the embeddings, too, if the vocabulary grew.
-        return saved or tensor in (EMBEDDING_KEY, OUTPUT_EMBEDDING_KEY)
+        return bool(names) and re.match(rf".*({names})($|\.)", module) is not None
+
+    @property
+    def has_output_embedding(self) -> bool:
+        """Whether the model in training was a language model, as far as the file says it."""
+        return self.task_type in (None, "CAUSAL_LM")
+
+
+def _is_named(names: str | tuple[str, ...], module: str) -> bool:
+    """Tell whether a regular expression is a module's name, or one of a list of names is its end."""
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _by_pattern(pattern: Mapping[str, float], module: str, default: float) -> float:
@@ -162,33 +190,50 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
             raise wrong(name, "an object")
         return {_regular(key, name, wrong): number(name, one) for key, one in value.items()}
 
-    targets = raw.get("target_modules")
+    def modules(name: str) -> str | tuple[str, ...]:
+        value = raw.get(name)
+        return _regular(value, name, wrong) if isinstance(value, str) else texts(name)
+
+    def whole(name: str, value: Any) -> int:
+        if number(name, value) != int(value):
+            raise wrong(name, "a whole number")
+        return int(value)
+
+    def flag(name: str) -> bool:
+        if raw.get(name) not in (None, True, False):
+            raise wrong(name, "true or false")
+        return bool(raw.get(name))
+
     if raw.get("bias", "none") not in ("none", "all", "lora_only"):
         raise wrong("bias", "none, all or lora_only")
-    rank = number("r", raw.get("r", 8))
-    if rank != int(rank):
-        raise wrong("r", "a whole number")
+    layers = raw.get("layers_to_transform")
+    layers = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    if not all(type(one) is int for one in layers):
+        raise wrong("layers_to_transform", "a number of a layer, or a list of them")
+    if isinstance(raw.get("layers_pattern"), str):
+        raw["layers_pattern"] = [raw["layers_pattern"]] if raw["layers_pattern"] else []
+    mapping = raw.get("auto_mapping")
+    named_class = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
     named = raw.get("base_model_name_or_path")
     return AdapterConfig(
         where=str(where),
-        r=int(rank),
+        r=whole("r", raw.get("r", 8)),
         lora_alpha=number("lora_alpha", raw.get("lora_alpha", 8)),
-        use_rslora=bool(raw.get("use_rslora")),
-        use_dora=bool(raw.get("use_dora")),
-        rank_pattern={key: int(value) for key, value in pattern("rank_pattern").items()},
+        use_rslora=flag("use_rslora"),
+        use_dora=flag("use_dora"),
+        ensure_weight_tying=flag("ensure_weight_tying"),
+        rank_pattern={key: whole("rank_pattern", value) for key, value in pattern("rank_pattern").items()},
         alpha_pattern=pattern("alpha_pattern"),
-        target_modules=(
-            _regular(targets, "target_modules", wrong)
-            if isinstance(targets, str)
-            else texts("target_modules")
-        ),
+        target_modules=modules("target_modules"),
+        exclude_modules=modules("exclude_modules"),
+        layers_to_transform=tuple(layers),
+        layers_pattern=tuple(_regular(one, "layers_pattern", wrong) for one in texts("layers_pattern")),
         modules_to_save=texts("modules_to_save"),
         bias=raw.get("bias", "none"),
         task_type=raw.get("task_type"),
-        complete=not (raw.get("layers_to_transform") or raw.get("exclude_modules"))
-        and targets != "all-linear",
         base=named if isinstance(named, str) and named else None,
         revision=raw.get("revision"),
+        base_class=named_class,
     )
 
 

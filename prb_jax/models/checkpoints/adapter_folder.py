@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from prb_jax.models.checkpoints.locate import ADAPTER, ADAPTER_CONFIG, BASE, loc
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, Update, WeightIndex, index_folder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
 from prb_jax.records.reading import read_object
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -79,7 +79,9 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
                 (view / path.name).symlink_to(path.absolute())
     for name, folder in ((ADAPTER, adapter), (BASE, below)):
         (view / name).symlink_to(folder.absolute(), target_is_directory=True)
-    described = _base_config(below, _whole_tensors(_tensors(adapter, config)[1]))
+    described = _base_config(
+        below, _whole_tensors(_tensors(adapter, config)[1]), ties=config.ensure_weight_tying
+    )
     (view / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return view
 
@@ -94,7 +96,7 @@ def _views() -> str:
     return _kept[0].name
 
 
-def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
+def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> dict[str, Any]:
     """The base's `config.json`, with the head and the vocabulary of the adapter."""
     raw: dict[str, Any] = read_object(base / "config.json", error=CheckpointError, finite=False)
     for name in saved.keys() & {EMBEDDING_KEY, HEAD_KEY}:
@@ -105,6 +107,14 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo]) -> dict[str, Any]:
     if EMBEDDING_KEY in saved:
         raw["vocab_size"] = saved[EMBEDDING_KEY].shape[0]
     family = FAMILIES.get(str(raw.get("model_type")))
+    is_tied = family and raw.get("tie_word_embeddings", family.defaults["tie_word_embeddings"])
+    alone = EMBEDDING_KEY in saved and not saved.keys() & {OUTPUT_EMBEDDING_KEY, HEAD_KEY}
+    if family and is_tied and alone and not ties and raw.get("architectures") == [family.language_model]:
+        # PEFT leaves the logits to the base's own embeddings; merged, they would follow the new ones.
+        raise CheckpointError(
+            f"{saved[EMBEDDING_KEY].path}: tensor '{EMBEDDING_KEY}': the base ties its output embeddings to it, and "
+            "the adapter has no 'lm_head' and no ensure_weight_tying: merge it into its base with PEFT first"
+        )
     if HEAD_KEY in saved and family is not None:
         count = saved[HEAD_KEY].shape[0]
         if raw.get("architectures") != [family.architecture]:
@@ -146,9 +156,17 @@ def _tensors(
             raise CheckpointError(f"{path}: tensor '{name}': expected a name that starts with {_PREFIX}")
         plain = plain.removeprefix(_PREFIX).replace(".base_layer.bias", ".bias")
         part = next((part for part in _FACTORS if plain.endswith(f".{part}")), None)
+        parts = {} if part is None else factors.setdefault(plain.removesuffix(f".{part}"), {})
+        if plain in saved or part in parts:
+            raise CheckpointError(f"{path}: tensor '{name}': is there twice, with and without 'default'")
         if part is not None:
-            factors.setdefault(plain.removesuffix(f".{part}"), {})[part] = tensor
-        elif "lora_" in plain or ".base_layer." in plain or not config.saves(plain):
+            parts[part] = tensor
+        elif (
+            "lora_" in plain
+            or ".base_layer." in plain
+            # PEFT saves the embeddings, too, if the vocabulary grew.
+            or not (config.saves(plain) or plain in (EMBEDDING_KEY, OUTPUT_EMBEDDING_KEY))
+        ):
             raise CheckpointError(
                 f"{path}: tensor '{name}': expected factors of LoRA ({', '.join(_FACTORS)}) or a module that "
                 f"modules_to_save of {config.where} names; merge the adapter into its base with PEFT first"
@@ -208,6 +226,10 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
                 f"{base.folder}: tensor '{name}', which the adapter {folder_name(adapter)} updates: expected shape "
                 f"{list(shape)}, found {found}: name the base model of this adapter with --base"
             )
+        if matrix.dtype not in FLOAT_DTYPES and name not in base.updates:
+            raise CheckpointError(
+                f"{base.folder}: tensor '{name}': expected floating-point weights, found {matrix.dtype} without scales"
+            )
         updates[name] = _LowRank(
             a=parts["lora_A.weight"],
             b=parts["lora_B.weight"],
@@ -215,8 +237,7 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
             scale=config.scale(module),
             before=updates.get(name),
         )
-    if config.complete:
-        _check_complete(base.tensors.values(), factors, config)
+    _check_complete(base.tensors.values(), {*factors, *saved}, config)
     whole = _whole_tensors(saved)
     files = tuple(
         dict.fromkeys([*base.files, *(t.path for parts in factors.values() for t in parts.values())])
@@ -226,7 +247,10 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
         files,
         {**base.tensors, **whole},
         {name: update for name, update in updates.items() if name not in whole},
-        base.told,
+        (
+            *base.told,
+            *_told_of_base(folder, config, head_of_base=HEAD_KEY in base.tensors.keys() - whole.keys()),
+        ),
     )
 
 
@@ -235,20 +259,61 @@ def folder_name(adapter: Path) -> str:
     return os.readlink(adapter) if adapter.is_symlink() else str(adapter)
 
 
-def _check_complete(tensors: Iterable[TensorInfo], factors: Mapping[str, Any], config: AdapterConfig) -> None:
-    """Refuse an adapter without the factors of a matrix of the base that `target_modules` names."""
+def _check_complete(tensors: Iterable[TensorInfo], found: Collection[str], config: AdapterConfig) -> None:
+    """Refuse an adapter without a tensor that its configuration says it has in place of, or for, one of the base.
+
+    Args:
+      tensors: of the base.
+      found: modules with factors, and whole tensors, of the adapter.
+    """
+    lost = [one.name for one in tensors if config.saves(one.name) and one.name not in found]
+    if lost:
+        raise CheckpointError(
+            f"{config.where}: modules_to_save, task_type or bias says that {listed([quote(name) for name in lost])} "
+            "was trained, which the adapter does not have: get the whole adapter, or name its base with --base"
+        )
     matrices = [
         one.name.removesuffix(".weight")
         for one in tensors
-        if one.name.endswith(".weight") and len(one.shape) == 2
+        if one.name.endswith(".weight") and len(one.shape) == 2 and one.name not in found
     ]
-    saved = [module for module in matrices if config.saves(f"{module}.weight")]
-    lost = [module for module in matrices if config.targets(module) and module not in {*factors, *saved}]
+    lost = [module for module in matrices if config.targets(module) and module not in found]
     if lost:
         raise CheckpointError(
             f"{config.where}: target_modules names {listed([quote(module) for module in lost])} of the base, of which "
             "the adapter has no factors: get the whole adapter, or name its base with --base"
         )
+
+
+def _told_of_base(folder: Path, config: AdapterConfig, *, head_of_base: bool) -> list[str]:
+    """Sentences about a base that may be another one than the base in training.
+
+    Raises:
+      CheckpointError: the adapter was trained on a class of another family.
+    """
+    base, told = Path(os.readlink(folder / BASE)), list[str]()
+    if (base / ADAPTER).is_dir():  # an adapter too
+        base = Path(os.readlink(base / ADAPTER))
+    raw: dict[str, Any] = read_object(folder / "config.json", error=CheckpointError, finite=False)
+    classes = {
+        name: kind
+        for kind, family in FAMILIES.items()
+        for name in (family.architecture, family.language_model)
+    }
+    if classes.get(config.base_class or "", raw.get("model_type")) != raw.get("model_type"):
+        raise CheckpointError(
+            f"{config.where}: the adapter was trained on a {config.base_class}, and its base {base} is of the family "
+            f"{raw.get('model_type')}: name another with --base"
+        )
+    name = Path(config.base or "").name
+    if not any(part == name or part.endswith(f"--{name}") for part in base.parts):
+        told.append(f"the adapter was trained on {config.base}, and is read on {base}")
+    if config.task_type == "CAUSAL_LM" and head_of_base:
+        told.append(
+            "the adapter was trained as a language model (task_type CAUSAL_LM), and is read by the reward head of "
+            f"{base}"
+        )
+    return told
 
 
 @dataclass(frozen=True, kw_only=True)
