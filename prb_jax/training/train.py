@@ -62,8 +62,8 @@ def train(
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
         settings; None for the defaults.
       out: the run folder; see `prb_jax.training.record`.
-      model: a `flax.nnx.Module` with the method of `prb_jax.scoring.ScoresTokens`, in place of the config's `model`.
-        All its floating-point `nnx.Param` are trained, in evaluation mode. See `prb_jax.training.modules`.
+      model: a `flax.nnx.Module` with the method of `prb_jax.scoring.scorer.ScoresTokens`, in place of the config's
+        `model`. All its floating-point `nnx.Param` are trained, in evaluation mode. See `prb_jax.training.modules`.
       wrt: of this module, a filter of `nnx` for what is trained, such as `nnx.LoRAParam`; `nnx.Param` if not given.
       tokenizer: of this module: a folder, hub id or transformers tokenizer, in place of the config's `tokenizer`.
       data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
