@@ -24,7 +24,7 @@ from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.response_logprobs import make_logprob_fn
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Records, as_comparisons
+from prb_jax.records.intake import Records
 from prb_jax.scoring.batching import Batch, lanes, stream_scores
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
@@ -159,12 +159,7 @@ class ImplicitRewards(GivesRewards):
     ) -> np.ndarray | list[np.ndarray]:
         """Return the rewards of every response; arguments and errors as of :meth:`RewardModel.score`."""
         view = self.reader.view(ViewOptions(profile_posts=profile_posts, max_length=max_length))
-        several = as_comparisons(comparisons, labelled=False)
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
-        for batch in self.stream(several, view=view, batch_tokens=batch_tokens):
-            for index, row in zip(batch.indices, batch.scores, strict=True):
-                scores[index] = row
-        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
+        return self._in_order(comparisons, view=view, batch_tokens=batch_tokens)
 
     def stream(
         self,

@@ -21,7 +21,7 @@ from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Records, as_comparisons
+from prb_jax.records.intake import Records
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import (
     Batch,
@@ -169,12 +169,7 @@ class RewardModel(GivesRewards):
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-        several = as_comparisons(comparisons, labelled=False)
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
-        for batch in self.stream(several, view=self.reader.view(asked), batch_tokens=batch_tokens):
-            for index, row in zip(batch.indices, batch.scores, strict=True):
-                scores[index] = row
-        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
+        return self._in_order(comparisons, view=self.reader.view(asked), batch_tokens=batch_tokens)
 
     def encode(self, comparisons: Sequence[Comparison], **view: Unpack[_ViewChoices]) -> list[Tree]:
         """Return what the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""

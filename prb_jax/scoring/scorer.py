@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.records.options import refuse_given
 from prb_jax.text.view import ChosenView, View, ViewOptions, choose_view
 
@@ -139,6 +142,17 @@ class Scorer:
 
 class GivesRewards(Scorer):
     """A model whose `score` takes records: it gives the reward of a single response too."""
+
+    def _in_order(
+        self, comparisons: Records, *, view: View, batch_tokens: int | None
+    ) -> np.ndarray | list[np.ndarray]:
+        """Return what `stream` gives for each comparison, in the order given; one array for a single comparison."""
+        several = as_comparisons(comparisons, labelled=False)
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
+        for batch in self.stream(several, view=view, batch_tokens=batch_tokens):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                scores[index] = row
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def reward(
         self,

@@ -79,9 +79,7 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
                 (view / path.name).symlink_to(path.absolute())
     for name, folder in ((ADAPTER, adapter), (BASE, below)):
         (view / name).symlink_to(folder.absolute(), target_is_directory=True)
-    described = _base_config(
-        below, _whole_tensors(_tensors(adapter, config)[1]), ties=config.ensure_weight_tying
-    )
+    described = _base_config(below, _tensors(adapter, config)[1], ties=config.ensure_weight_tying)
     (view / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return view
 
@@ -135,7 +133,7 @@ def describe_adapter(folder: Path) -> str:
     kind = "DoRA" if config.use_dora else "rsLoRA" if config.use_rslora else "LoRA"
     factors, saved = _tensors(folder / ADAPTER, config)
     ranks = sorted({config.rank(module) for module in factors})
-    whole = f"; whole tensors: {listed(sorted(_whole_tensors(saved)))}" if saved else ""
+    whole = f"; whole tensors: {listed(sorted(saved))}" if saved else ""
     base = os.readlink(folder / BASE)
     return f"{kind} of rank {', '.join(map(str, ranks))} on {len(factors)} matrices of {base}{whole}"
 
@@ -172,7 +170,7 @@ def _tensors(
                 f"modules_to_save of {config.where} names; merge the adapter into its base with PEFT first"
             )
         else:
-            saved[plain] = tensor
+            saved[plain] = replace(tensor, name=plain)
     for module, parts in factors.items():
         _check_factors(path, module, parts, config)
     return factors, saved
@@ -199,10 +197,6 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
             f"{path}: module '{module}': r and rank_pattern of {config.where} say rank {rank}, but the factors have "
             f"shapes {list(shapes[0])} and {list(shapes[1])}"
         )
-
-
-def _whole_tensors(saved: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    return {name: replace(tensor, name=name) for name, tensor in saved.items()}
 
 
 def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> WeightIndex:
@@ -238,18 +232,17 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
             before=updates.get(name),
         )
     _check_complete(base.tensors.values(), {*factors, *saved}, config)
-    whole = _whole_tensors(saved)
     files = tuple(
         dict.fromkeys([*base.files, *(t.path for parts in factors.values() for t in parts.values())])
     )
     return WeightIndex(
         folder,
         files,
-        {**base.tensors, **whole},
-        {name: update for name, update in updates.items() if name not in whole},
+        {**base.tensors, **saved},
+        {name: update for name, update in updates.items() if name not in saved},
         (
             *base.told,
-            *_told_of_base(folder, config, head_of_base=HEAD_KEY in base.tensors.keys() - whole.keys()),
+            *_told_of_base(folder, config, head_of_base=HEAD_KEY in base.tensors.keys() - saved.keys()),
         ),
     )
 

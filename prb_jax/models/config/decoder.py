@@ -117,13 +117,6 @@ class DecoderConfig:
         """In which the model is run if nothing else is asked for: as it was saved, bfloat16 for float16."""
         return choose_dtype(None, self.torch_dtype, where=self.model_type)
 
-    @property
-    def attention_length(self) -> int:
-        """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
-        heads, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        matrices = self.hidden_size * (2 * heads + 2 * kv + 3 * self.intermediate_size)
-        return max(1, matrices // (2 * heads))
-
 
 def load_config(folder: str | Path) -> DecoderConfig:
     """Parse ``config.json`` of a reward model's folder.
