@@ -168,6 +168,12 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "tokenizers": dict.fromkeys(
         ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
     ),
+    "training": {
+        "judge": "prb_jax.behaviour.rl.judged:open_judged",
+        "kinds of judge": "prb_jax.behaviour.rl.judged:kinds_of",
+        "module": "prb_jax.training.modules:start_from_module",
+        "module trainer": "prb_jax.training.modules:ModuleTrainer",
+    },
     "weights": dict.fromkeys(
         (".bin", ".pt", ".pth"), "prb_jax.models.checkpoints.torch_file:read_torch_file"
     ),

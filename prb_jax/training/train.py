@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, TRAINING
 from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.scorer import ScoresTokens
+from prb_jax.seams import get
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
 from prb_jax.training.config import Config, TrainSettings, load_settings
@@ -95,9 +95,8 @@ def train(
                 )
         kind, start = RewardTrainer, start_from(settings, read.train.comparisons, out=path)
     else:
-        modules = import_module("prb_jax.training.modules")
-        kind = modules.ModuleTrainer
-        start = modules.start_from_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
+        kind, open_module = (get("training", name).value for name in ("module trainer", "module"))
+        start = open_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
     # The run folder, which must hold the same run or none.
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}

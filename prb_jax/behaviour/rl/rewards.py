@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
@@ -24,12 +23,12 @@ from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
 from prb_jax.scoring.remote import is_class_server, is_url
 from prb_jax.scoring.scorer import Scorer
+from prb_jax.seams import get
 from prb_jax.text.view import View, ViewOptions
 
 if TYPE_CHECKING:
     from prb_jax.scoring.personalised import PersonalisedModel
 
-_JUDGED = "prb_jax.behaviour.rl.judged"  # imported where a reward is a judge
 
 _USED_BY: dict[str, tuple[str, ...]] = {
     "history": ("adapts",), "profile_posts": ("model", "class server", "judge"), "protocol": ("model",),
@@ -95,7 +94,7 @@ class Reward:
         if not scorer.has_weights:
             return {"class server"}
         if scorer.judges:
-            return import_module(_JUDGED).kinds_of(scorer)
+            return get("training", "kinds of judge").value(scorer)
         fitted = _is_fitted(scorer)
         kinds = {"adapts"} if scorer.adapts else set[str]()
         kinds |= set() if fitted else {"model"}
@@ -225,7 +224,7 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     """
     scoring, options = settings.scoring, LoadOptions()
     if isinstance(model, str) and is_judge(model):
-        return Reward(import_module(_JUDGED).open_judged(settings, model, out=out), scoring, {})
+        return Reward(get("training", "judge").value(settings, model, out=out), scoring, {})
     if is_class_server(model):
         options = LoadOptions(tokenizer=scoring.tokenizer)
     elif isinstance(model, str | Path) and not (is_url(model) or has_no_weights(model)):
