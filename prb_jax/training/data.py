@@ -48,7 +48,7 @@ class Examples:
     # the prepared folder with tokens that they all come from, and its split, if there is one
     prepared: tuple[Path, str] | None = None
     sources: Sequence[Mapping[str, Any]] = ()  # what each named source is made of, JSON-ready
-    trees: Sequence[Tree] = ()  # the tokens of each, once they are known
+    trees: Items[Tree] = field(default_factory=Held[Tree])  # the tokens of each, once they are known
     # float32 [n], of each in the loss; equal ones if not given
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     # int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not

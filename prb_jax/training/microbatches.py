@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
+from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
 from prb_jax.seams import get
@@ -38,13 +39,15 @@ _COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
 ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
 
 
-class TreesOnDemand(Sequence[Tree]):
-    """Trees of data larger than memory: those of the steps at hand are there, and no others.
+class TreesOnDemand(Items[Tree]):
+    """Trees of data larger than memory: only the trees of the last step that was asked for are held.
 
     Args:
-      comparisons: of the data, read when they are asked for.
-      encode: comparisons to trees.
+      comparisons: Comparisons of the data, read from the disk when a step needs them.
+      encode: Function that makes trees of comparisons.
     """
+
+    in_memory = False
 
     def __init__(self, comparisons: Sequence[Any], encode: Encode) -> None:
         self._comparisons, self._encode = comparisons, encode
@@ -56,30 +59,28 @@ class TreesOnDemand(Sequence[Tree]):
     def __getitem__(self, index: Any) -> Any:
         return self._held[int(index)]
 
-    def ahead(self, members: np.ndarray) -> None:
-        """Make the trees of a step; those of earlier steps are let go.
+    def at(self, places: np.ndarray) -> Items[Tree]:
+        """Return the trees of a step, and let go of the trees that only earlier steps needed.
 
         Raises:
-          DataError: one of its comparisons cannot be read or shown to the model.
+          DataError: one of the comparisons cannot be read or shown to the model.
         """
-        wanted = members.tolist()
+        wanted = places.tolist()
         missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
         made = dict(
             zip(missing, self._encode([self._comparisons[member] for member in missing]), strict=True)
         )
         self._held = {member: made[member] if member in made else self._held[member] for member in wanted}
+        return Held(self._held[member] for member in wanted)
 
 
-def trees_of(trees: Sequence[Tree], members: np.ndarray) -> list[Tree]:
-    """Return the trees of a step, which are made where they are not there yet."""
-    if isinstance(trees, TreesOnDemand):
-        trees.ahead(members)
-    return [trees[member] for member in members]
-
-
-def first_steps(trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int) -> list[list[Tree]]:
-    """Return the trees of the steps that decide the shapes of a run; arguments as of :func:`plan_layout`."""
-    return [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+def first_steps(
+    trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int
+) -> tuple[list[Items[Tree]], Sequence[Tree]]:
+    """Return the trees of the steps that decide the shapes of a run, step by step, and all trees that are known then;
+    arguments as of :func:`plan_layout`."""
+    steps = [trees.at(members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+    return steps, trees if trees.in_memory else [tree for of_step in steps for tree in of_step]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class Layout:
 
 
 def plan_layout(
-    trees: Sequence[Tree],
+    trees: Items[Tree],
     together: Sequence[np.ndarray],
     *,
     per_step: int,
@@ -128,16 +129,14 @@ def plan_layout(
       remat: what is kept for the backward pass.
     """
     token_bytes = _bytes_per_token(config, remat)
-    looked_at = first_steps(trees, together, per_step=per_step)
-    on_demand = isinstance(trees, TreesOnDemand)
-    known = [tree for of_step in looked_at for tree in of_step] if on_demand else list(trees)
+    looked_at, known = first_steps(trees, together, per_step=per_step)
     most = batch.tokens
     if most is None:  # a backward pass holds the activations of all layers
         usual = stream_options(config, mesh, attention).tokens
         most = min(max(int(ACTIVATIONS / token_bytes), usual // 2), usual)
     options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
     if options.keys is not None:
-        options = get("kernel tables", "fit").value(options, known, whole=not on_demand)
+        options = get("kernel tables", "fit").value(options, known, whole=trees.in_memory)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     compile_cost = _COMPILE if on_cpu else _COMPILE_OF_ACCELERATOR * options.streams
     shapes = choose_step_shapes(
@@ -180,7 +179,7 @@ def labelled(
       slots: int32 [n], of each its place among the user rows of the step.
       prompt_tokens: of the soft prompt in front of every tree.
     """
-    trees = trees_of(examples.trees, members)
+    trees: Sequence[Tree] = examples.trees.at(members)
     if prompt_tokens:
         trees = [named_tree(tree, slot, prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
     parts = layout.microbatches(trees)

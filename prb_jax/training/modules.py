@@ -26,12 +26,13 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.user_module import ModuleConfig, UserModule, open_module, score_sequences
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import mesh_shape
+from prb_jax.records.items import Items
 from prb_jax.records.options import flat_settings
 from prb_jax.runs.training import MODEL
 from prb_jax.scoring.batching import BatchOptions
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.export import write_whole
-from prb_jax.training.microbatches import ACTIVATIONS, TreesOnDemand, first_steps
+from prb_jax.training.microbatches import ACTIVATIONS, first_steps
 from prb_jax.training.start import Start
 from prb_jax.training.step import Microbatch
 from prb_jax.training.trainer import RewardTrainer
@@ -249,7 +250,7 @@ class SequenceLayout:
 
 
 def plan_sequence_layout(
-    trees: Sequence[Tree],
+    trees: Items[Tree],
     together: Sequence[np.ndarray],
     *,
     per_step: int,
@@ -271,12 +272,11 @@ def plan_sequence_layout(
         usual = options.tokens // shards
         most = min(max(int(ACTIVATIONS / config.token_bytes), usual // 2), usual)
     options = replace(options, tokens=most * shards)
-    if isinstance(trees, TreesOnDemand):
-        trees = [tree for of_step in first_steps(trees, together, per_step=per_step) for tree in of_step]
-    counts = [len(tree.responses) for tree in trees]
-    longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees], counts)
+    _, known = first_steps(trees, together, per_step=per_step)
+    counts = [len(tree.responses) for tree in known]
+    longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in known], counts)
     # A backward pass takes twice a forward pass, and every tree is seen about so many times.
-    cost = options.program_cost / 3 * len(trees) / (steps * per_step)
+    cost = options.program_cost / 3 * len(known) / (steps * per_step)
     lengths = choose_lengths(longest, replace(options, program_cost=cost))
     while len(lengths) > batch.max_buckets:
         cost = 2 * max(cost, float(longest.sum()) / MOST_SAVED)
@@ -289,9 +289,7 @@ class ModuleTrainer(RewardTrainer):
 
     start: ModuleStart
 
-    def _plan(
-        self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int
-    ) -> None:
+    def _plan(self, trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int) -> None:
         sizes: dict[str, Any] = {"per_step": per_step, "steps": steps, "batch": self.settings.batch}
         self._layout = plan_sequence_layout(trees, together, config=self._config, mesh=self.mesh, **sizes)
 

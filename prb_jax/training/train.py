@@ -254,7 +254,7 @@ def make_reward_step(
 
 def _equal_sides(examples: Examples) -> EqualSides | None:
     """Return the comparisons that teach nothing; None if there are none, or if the data are tokenised on demand."""
-    if not isinstance(examples.trees, list):
+    if not examples.trees.in_memory:
         return None
     pairs = zip(examples.known, examples.trees, strict=True)
     return EqualSides.of(one.id for one, tree in pairs if has_equal_sides(tree.equal_to, one.labels or ()))

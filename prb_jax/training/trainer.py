@@ -20,7 +20,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows, TrainedMethod
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.items import Items, Joined
+from prb_jax.records.items import Held, Items, Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
 from prb_jax.scoring.encode_together import encode_by_processes
@@ -103,9 +103,7 @@ class Trainer:
         """Starts writing a checkpoint."""
         checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
-    def _plan(
-        self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int
-    ) -> None:
+    def _plan(self, trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int) -> None:
         """Choose the shapes of microbatches: arguments as of :func:`plan_layout`."""
         self._layout = plan_layout(
             trees,
@@ -246,7 +244,7 @@ class RewardTrainer(Trainer):
         """Add to training data what the model sees of it; how many were cut to fit is kept in `truncated`."""
         comparisons, known = self._on_disk(examples), examples.known
         if comparisons.in_memory:
-            trees: Sequence[Tree] = encode_by_processes(comparisons, self._encode_here)
+            trees: Items[Tree] = Held(encode_by_processes(comparisons, self._encode_here))
             self.truncated = sum(tree.truncation.any for tree in trees)
         else:
             trees = TreesOnDemand(comparisons, self._encode_here)
@@ -256,8 +254,8 @@ class RewardTrainer(Trainer):
     def encode_held_out(self, examples: Examples) -> Examples:
         """Add to data for :meth:`validate` what the model sees of it; large data is tokenised each time."""
         comparisons = self._on_disk(examples)
-        trees = encode_by_processes(comparisons, self._encode_here) if comparisons.in_memory else ()
-        return replace(examples, comparisons=comparisons, trees=trees)
+        trees = encode_by_processes(comparisons, self._encode_here) if comparisons.in_memory else []
+        return replace(examples, comparisons=comparisons, trees=Held(trees))
 
     def plan(self, examples: Examples, order: Order) -> None:
         """Choose the shapes of microbatches for training data that is seen in this order."""

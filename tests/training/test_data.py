@@ -10,6 +10,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Held
 from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
 from prb_jax.training.microbatches import Layout, labelled, plan_layout
@@ -180,7 +181,7 @@ def layout_of(trees: list[Tree], together: list[np.ndarray], *, steps: int = 1, 
     attention = StreamAttention("by XLA", "blocks", one_length=False)
     options = {"config": small_config(), "mesh": mesh, "attention": attention}
     sizes = {"per_step": len(together[0]), "steps": steps, "batch": BatchSettings(**batch)}
-    return plan_layout(trees, together, **sizes, **options)
+    return plan_layout(Held(trees), together, **sizes, **options)
 
 
 def test_every_member_of_a_step_is_in_one_stream_of_a_planned_shape():
@@ -217,7 +218,7 @@ def test_a_batch_masks_what_only_fills_up():
     """The places of a stream are those of its trees in their order; what the loss has of the others is nothing."""
     pairs, trees = comparisons(3), [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
     pairs[0] = replace(pairs[0], margin=0.5)
-    examples = Examples(pairs, pairs, trees=trees, weights=np.asarray([1.0, 2.0, 3.0], np.float32))
+    examples = Examples(pairs, pairs, trees=Held(trees), weights=np.asarray([1.0, 2.0, 3.0], np.float32))
     layout = layout_of(trees, [np.arange(3)])
     members = np.asarray([2, 0])
     (part,) = labelled(layout, examples, members, np.asarray([0, 1]))

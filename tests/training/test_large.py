@@ -54,15 +54,16 @@ def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held
     monkeypatch.setattr(lines, "LARGE", 1)
     prepare([str(data)], out=tmp_path / "data", splits=("train",))
     most: list[int] = []
-    ahead = TreesOnDemand.ahead
+    at = TreesOnDemand.at
 
-    def counted(self: TreesOnDemand, members) -> None:
-        ahead(self, members)
+    def counted(self: TreesOnDemand, places):
+        of_step = at(self, places)
         most.append(len(self._held))
+        return of_step
 
     chosen = wanted(model, tmp_path / "data")
     with monkeypatch.context() as patch:
-        patch.setattr(TreesOnDemand, "ahead", counted)
+        patch.setattr(TreesOnDemand, "at", counted)
         with stopped_at(monkeypatch, 3):
             train(chosen, out=tmp_path / "run", progress=False)
         assert most.count(AT_A_TIME) >= 3

@@ -26,6 +26,7 @@ from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Held
 from prb_jax.training import record as training_record
 from prb_jax.training import step as training_step
 from prb_jax.training import trainer
@@ -64,11 +65,11 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
 
 
-def of_users(count: int, *, profile: int, longest: int = 10) -> tuple[list[Comparison], list[Tree]]:
+def of_users(count: int, *, profile: int, longest: int = 10) -> tuple[list[Comparison], Held[Tree]]:
     """Comparisons of two or three responses of uneven lengths; each begins with the profile of one of three users."""
     rng = np.random.default_rng(0)
     profiles = [rng.integers(10, 64, profile).tolist() for _ in range(3)]
-    comparisons, trees = [], []
+    comparisons, trees = [], Held[Tree]()
     for number in range(count):
         user, responses = number % 3, 2 + number % 2
         prompt = [*profiles[user], *rng.integers(10, 64, rng.integers(5, longest)).tolist()]
@@ -136,7 +137,7 @@ def test_a_step_over_streams_is_that_of_comparisons_alone(
     comparisons, trees = of_users(12, profile=70) if on_cpu else of_users(12, profile=0, longest=100)
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
     trees, users = method.encode(trees, comparisons), method.rows(comparisons)
-    examples = Examples(comparisons, comparisons, trees=trees, weights=weights, rows=users)
+    examples = Examples(comparisons, comparisons, trees=Held(trees), weights=weights, rows=users)
     members = np.arange(len(trees))
     step_rows = method.rows_of_step(examples.rows, members, step=0)
     table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)

@@ -40,7 +40,7 @@ class TreeTrainer:
     def __init__(self, model: RewardModel, workload: Workload, options: BenchOptions) -> None:
         pairs, dtype = len(workload.trees), jnp.dtype(model.dtype)
         chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
-        examples = Examples(same := Held([chosen] * pairs), same, trees=workload.trees)
+        examples = Examples(same := Held([chosen] * pairs), same, trees=Held(workload.trees))
         order = Order(pairs, pairs, seed=0)
         settings = TrainSettings(
             dtype=model.dtype,  # pyright: ignore[reportArgumentType] - checked by the settings
