@@ -17,12 +17,14 @@ from prb_jax.errors import PrbWarning
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import refuse_together
 from prb_jax.scoring import UPPER_BOUND
-from prb_jax.scoring.evaluate import Evaluation, evaluate
+from prb_jax.scoring.evaluate import Evaluation, run_evaluation
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.prompt_extras import ORACLE, add_prompt_extras
 from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
 from prb_jax.scoring.remote.options import KEY, EndpointOptions
 from prb_jax.scoring.same_choices import check_same_choices
+from prb_jax.text.view import ViewOptions
 from prb_jax.text.visible import TextProtocol
 
 
@@ -147,17 +149,22 @@ def judge(
         asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}
         check_same_choices("judge", {"model": (model, loading)}, asked)
     scorer = open_judge(model, options, endpoint=endpoint, loading=loading, cache=folder / REPLIES)
-    result = evaluate(
-        replace(scorer, folder=folder, name=name),
-        _with_hints(read_inputs(data, subset=subset, limit=limit), options),
-        out=out,
+    view = ViewOptions(
         profile_posts=options.posts,
         protocol=TextProtocol.PAPER if options.protocol in PAPERS else TextProtocol.DEFAULT,
-        limit=limit,
-        controls=options.controls,
-        seed=options.seed,
-        part=part,
-        progress=progress,
+    )
+    result = run_evaluation(
+        replace(scorer, folder=folder, name=name),
+        _with_hints(read_inputs(data, subset=subset, limit=limit), options),
+        EvaluateOptions(
+            out=out,
+            view=view,
+            limit=limit,
+            controls=options.controls,
+            seed=options.seed,
+            part=part,
+            progress=progress,
+        ),
     )
     judged = result.summary.get("judge", {})  # the summary of a part has no such entry
     if "warning" in judged:

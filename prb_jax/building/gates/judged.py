@@ -121,7 +121,8 @@ def reward_model_wins(
     No user is shown. The runs of the evaluations lie in a folder, and are continued; errors as of `prb_jax.evaluate`.
     """
     from prb_jax.scoring.controls import without_user
-    from prb_jax.scoring.evaluate import evaluate  # it is slow to import
+    from prb_jax.scoring.evaluate import run_evaluation  # it is slow to import
+    from prb_jax.scoring.options import EvaluateOptions
 
     if not pairs:
         return {model: {} for model in models}
@@ -130,7 +131,8 @@ def reward_model_wins(
     for model in models:
         key = json.dumps([model, [comparison.to_row() for comparison in shown]], sort_keys=True)
         run = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
-        rows = evaluate(model, shown, out=run, controls="none", progress=progress).rows
+        options = EvaluateOptions(out=run, controls="none", progress=progress)
+        rows = run_evaluation(model, shown, options).rows
         wins[model] = {row.id: 0.5 + 0.5 * float(np.sign(row.scores[0] - row.scores[1])) for row in rows}
     return wins
 

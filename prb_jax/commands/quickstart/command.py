@@ -62,8 +62,9 @@ from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 from prb_jax.runs.training import TRAIN
 from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.scoring.evaluate import evaluate
+from prb_jax.scoring.evaluate import run_evaluation
 from prb_jax.scoring.load import load as load_model
+from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.training.record import computing_versions
 from prb_jax.training.train import train
 
@@ -188,14 +189,13 @@ def _evaluate(
     scored: dict[str, dict[str, list[ScoredRow]]] = {}
 
     def add(name: str, model: Any, score: Score, *, pairs: int = 0, shown: int = 0) -> None:
-        result = evaluate(
-            model,
-            [f"personas:{part}" for part in parts],
+        options = EvaluateOptions(
             out=folder / SCORES / name.replace(":", "-").replace(" ", "-"),
             name=name if name == LINEAR else None,
             limit=recipe.limit,
             progress=progress,
         )
+        result = run_evaluation(model, [f"personas:{part}" for part in parts], options)
         rows = {row.id: row for row in result.rows}
         scored[name] = {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}
         models[name] = _figures(scored[name], parts) | {
