@@ -1,4 +1,4 @@
-"""Checkpoints as other tools leave them: wrappers in names of tensors, and matrices of FP8 with scales of blocks."""
+"""Checkpoints as other tools leave them: wrappers in names of tensors, and matrices of FP8 or four bits with scales."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.four_bits import four_bits
 from prb_jax.models.checkpoints.weight_file import TensorInfo
 from prb_jax.models.checkpoints.weight_index import SCALE, SliceReader, Update, WeightIndex
 from prb_jax.records.reading import read_object
@@ -23,7 +24,7 @@ _BLOCK = (128, 128)  # of DeepSeek-V3, where config.json does not say it
 
 
 def as_stored(index: WeightIndex) -> WeightIndex:
-    """Return the index with plain names, and with matrices of FP8 that are multiplied by their scales as they are read.
+    """Return the index with plain names, and with quantised matrices that are multiplied by their scales when read.
 
     Raises:
       CheckpointError: two tensors of one name, or scales that do not fit their matrix.
@@ -42,10 +43,11 @@ def as_stored(index: WeightIndex) -> WeightIndex:
         told.append(f"modules of PEFT are read from '{_SAVED.strip('.')}', not from 'original_module'")
     tensors = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
     scales = {name.removesuffix(SCALE): tensor for name, tensor in tensors.items() if name.endswith(SCALE)}
-    updates: dict[str, Update] = {}
+    tensors, updates, dequantised = four_bits(tensors)
+    told += dequantised
     if scales:
         block = _block(index.folder)
-        updates = {name: _scaled(tensors, name, scale, block) for name, scale in scales.items()}
+        updates |= {name: _scaled(tensors, name, scale, block) for name, scale in scales.items()}
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
         size = " x ".join(map(str, block))
         told.append(f"{len(scales)} matrices of FP8 are multiplied by their scales of blocks of {size}")

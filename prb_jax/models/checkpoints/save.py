@@ -129,7 +129,7 @@ def _updated_config(
 ) -> dict[str, Any]:
     raw = dict(config.original if raw_config is None else raw_config)
     raw["architectures"] = [FAMILIES[config.model_type].architecture]
-    raw.pop("quantization_config", None)  # of FP8, which was read with its scales
+    raw.pop("quantization_config", None)  # of matrices that were read with their scales
     raw["dtype" if "dtype" in raw else "torch_dtype"] = np.dtype(dtype).name
     described = parse_config(raw, where="raw_config")
     same = {"architectures": (), "torch_dtype": None, "ignored_keys": (), "head": LINEAR, "layout": STANDARD}

@@ -31,7 +31,10 @@ _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 _BESIDE_TEXT = re.compile(r"(model\.)?multi_modal_projector\.")
 SCALE = "_scale_inv"  # after the name of a matrix of FP8
-_AS_STORED = re.compile(rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$)")
+QUANT_STATE = ".quant_state.bitsandbytes__"  # after the name of a matrix of four bits, and before their kind
+_AS_STORED = re.compile(
+    rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$|{re.escape(QUANT_STATE)})"
+)
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
 # Rows that are transposed at a time: what they fill stays in the core's cache until it is written.

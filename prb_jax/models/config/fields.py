@@ -171,7 +171,12 @@ class FieldReader:
         for name in ("quantization_config", "compression_config"):
             described = self.value(name) if self.has(name) else None
             method = described.get("quant_method") if isinstance(described, Mapping) else None
-            if self.has(name) and method != "fp8":  # whose scales are read with the weights
+            in_four_bits = (
+                method == "bitsandbytes" and isinstance(described, Mapping) and described.get("load_in_4bit")
+            )
+            if (
+                self.has(name) and method != "fp8" and not in_four_bits
+            ):  # whose scales are read with the weights
                 raise CheckpointError(
                     f"{self.where}: field '{name}': quantised weights ({method or 'of no named method'}) are not "
                     "supported; use the checkpoint in its original precision"

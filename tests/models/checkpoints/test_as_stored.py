@@ -10,7 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import prb_jax as prb
+from prb_jax.models.checkpoints.adapter_folder import adapted_folder
 from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
+from prb_jax.models.checkpoints.weight_index import SliceReader, index_folder
 from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import write_model_without_torch
 
@@ -112,3 +114,143 @@ def test_other_quantised_weights_are_refused_by_name(stored, method):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(prb.CheckpointError, match=rf"quantised weights \({method}\) are not supported"):
         load(folder)
+
+
+# The 16 values of a number of four bits, by their places: quantiles of a normal distribution between -1 and 1 (QLoRA,
+# appendix E), and floats of one sign, two exponent bits and one bit of mantissa, divided by the largest.
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+_POSITIVE = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0]
+FP4 = [value / 12 for value in [*_POSITIVE, *(-value for value in _POSITIVE)]]
+
+
+def write_four_bits(folder, tensors, kind, *, double, dtype="float32", block=64):
+    """Write the matrices of the layers as bitsandbytes does, one number at a time; returns all values as float32."""
+    written, values = {}, {}
+    for name, value in tensors.items():
+        if not name.endswith("proj.weight"):
+            written[name] = values[name] = value
+            continue
+        places = np.array(NF4 if kind == "nf4" else FP4, np.float32)
+        flat, state = value.reshape(-1), {"quant_type": kind, "blocksize": block, "dtype": dtype}
+        scales = np.array(
+            [np.abs(flat[at : at + block]).max() for at in range(0, len(flat), block)], np.float32
+        )
+        if double:
+            outer, offset = 256, float(scales.mean())
+            of_scales = np.linspace(-1, 1, 256).astype(np.float32)
+            largest = [
+                np.abs(scales[at : at + outer] - np.float32(offset)).max()
+                for at in range(0, len(scales), outer)
+            ]
+            numbers, again = [], []
+            for at, scale in enumerate(scales):
+                numbers.append(int(np.abs(of_scales - (scale - offset) / largest[at // outer]).argmin()))
+                again.append(of_scales[numbers[-1]] * largest[at // outer] + np.float32(offset))
+            written[f"{name}.absmax"] = np.array(numbers, np.uint8)
+            written[f"{name}.nested_absmax"] = np.array(largest, np.float32)
+            written[f"{name}.nested_quant_map"] = of_scales
+            state |= {"nested_blocksize": outer, "nested_dtype": "float32", "nested_offset": offset}
+            scales = np.array(again, np.float32)
+        else:
+            written[f"{name}.absmax"] = scales
+        each = np.repeat(scales, block)[: len(flat)]
+        chosen = np.abs(flat[:, None] / each[:, None] - places).argmin(axis=1)
+        written[name] = np.array([16 * a + b for a, b in zip(chosen[::2], chosen[1::2])], np.uint8)[:, None]
+        written[f"{name}.quant_map"] = places
+        text = json.dumps(state | {"shape": list(value.shape)}).encode()
+        written[f"{name}.quant_state.bitsandbytes__{kind}"] = np.frombuffer(text, np.uint8)
+        rounded = (places[chosen] * each).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        values[name] = rounded.astype(np.float32).reshape(value.shape)
+    save_file(written, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    return written, values
+
+
+@pytest.mark.parametrize(
+    ("kind", "double", "dtype"),
+    [("nf4", False, "bfloat16"), ("nf4", True, "float32"), ("fp4", True, "float16")],
+)
+def test_four_bits_are_dequantised(plain, stored, tmp_path, kind, double, dtype):
+    """Also of a matrix whose rows are no whole number of blocks, and of a half of the columns or rows alone."""
+    folder, tensors = stored
+    _, values = write_four_bits(folder, tensors, kind, double=double, dtype=dtype)
+    expected = shutil.copytree(plain, tmp_path / "expected")
+    save_file(values, expected / "model.safetensors")
+    said = rf"21 matrices of bitsandbytes are dequantised \({kind} to {dtype}\)"
+    jax.tree.map(np.testing.assert_array_equal, load(folder, said), load(expected))
+    for name in ("model.layers.1.mlp.down_proj.weight", "model.layers.1.self_attn.k_proj.weight"):
+        index = index_folder(folder)
+        for region in (np.s_[1:7, 3:30], np.s_[5:6, 0:64]):
+            part = np.empty(values[name][region].shape, np.float32)
+            with SliceReader(index) as reader:
+                reader.read_into(part, name, region)
+            np.testing.assert_array_equal(part, values[name][region])
+
+
+def test_four_bits_without_a_part_or_with_another_state_are_refused(stored):
+    folder, tensors = stored
+    written, _ = write_four_bits(folder, tensors, "nf4", double=True)
+    key = "model.layers.0.mlp.up_proj.weight"
+    state = f"{key}.quant_state.bitsandbytes__nf4"
+    said = json.loads(written[state].tobytes())
+
+    def changed(**fields):
+        return {state: np.frombuffer(json.dumps(said | fields).encode(), np.uint8)}
+
+    cases = [
+        ({f"{key}.quant_map": None}, rf"'{key}.quant_map': expected F32 \[16\] by its state, found none"),
+        (
+            {f"{key}.absmax": np.ones(3, np.uint8)},
+            r"absmax': expected U8 \[\d+\] by its state, found U8 \[3\]",
+        ),
+        ({f"{key}.nested_absmax": None}, r"absmax': expected F32 .*, found U8"),
+        ({key: written[key][:-1]}, rf"'{key}': expected U8 \[\d+, 1\] by its state, found U8"),
+        (changed(quant_type="fp4"), "field 'quant_type': expected one of nf4, fp4, as in the name"),
+        (
+            changed(dtype="float8"),
+            "field 'dtype': expected one of float32, float16, bfloat16, found 'float8'",
+        ),
+        (changed(blocksize=0), "field 'blocksize': expected a whole number above 0"),
+        (changed(nested_offset="x"), "field 'nested_offset': expected a finite number"),
+        (changed(shape=[-1, 2]), "field 'shape': expected two sizes"),
+        ({state: None}, rf"'{key}': expected floating-point weights, found U8|has no place for"),
+    ]
+    for change, message in cases:
+        tensors = {name: value for name, value in (written | change).items() if value is not None}
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(prb.CheckpointError, match=message):
+            inspect_checkpoint(folder, load_config(folder))
+
+
+def test_an_adapter_of_a_base_in_four_bits_is_added_to_what_is_dequantised(plain, stored, tmp_path):
+    folder, tensors = stored
+    _, values = write_four_bits(folder, tensors, "nf4", double=True)
+    whole, adapter = shutil.copytree(plain, tmp_path / "whole"), tmp_path / "adapter"
+    save_file(values, whole / "model.safetensors")
+    module, rng = "model.layers.1.mlp.down_proj", np.random.default_rng(0)
+    rows, columns = values[f"{module}.weight"].shape
+    factors = {"lora_A": rng.normal(size=(2, columns)), "lora_B": rng.normal(size=(rows, 2))}
+    adapter.mkdir()
+    save_file(
+        {
+            f"base_model.model.{module}.{name}.weight": value.astype(np.float32)
+            for name, value in factors.items()
+        },
+        adapter / "adapter_model.safetensors",
+    )
+    described = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": module.replace(".", r"\.")}
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    read = []
+    for base in (folder, whole):
+        view = adapted_folder(adapter, base)
+        with pytest.warns(prb.PrbWarning):
+            read.append(load_params(view, load_config(view)).params)
+    jax.tree.map(np.testing.assert_array_equal, *read)
+    added = np.asarray(read[0]["layers"]["down"][1]).T - values[f"{module}.weight"]
+    np.testing.assert_allclose(added, 2 * factors["lora_B"] @ factors["lora_A"], atol=1e-5)
