@@ -79,11 +79,22 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
                 (view / path.name).symlink_to(path.absolute())
     for name, folder in ((ADAPTER, adapter), (BASE, below)):
         (view / name).symlink_to(folder.absolute(), target_is_directory=True)
-    described = _base_config(below, _tensors(adapter, config)[1], ties=config.ensure_weight_tying)
+    _opened[view] = read = _Adapter(config, *_tensors(adapter, config))
+    described = _base_config(below, read.saved, ties=config.ensure_weight_tying)
     (view / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return view
 
 
+@dataclass(frozen=True)
+class _Adapter:
+    """What the configuration and the headers of an adapter say."""
+
+    config: AdapterConfig
+    factors: Mapping[str, Mapping[str, TensorInfo]]  # tensors of the factors by module and part
+    saved: Mapping[str, TensorInfo]  # whole tensors by their name in the base
+
+
+_opened: dict[Path, _Adapter] = {}  # by the folders of `adapted_folder`
 _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
@@ -127,21 +138,20 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> 
 
 def describe_adapter(folder: Path) -> str:
     """Return an adapter and its base in words; "" for a folder that is no adapter's."""
-    if not (folder / ADAPTER).is_dir():
+    if (read := _opened.get(folder)) is None:
         return ""
-    config = read_adapter_config(folder / ADAPTER)
+    config = read.config
     kind = "DoRA" if config.use_dora else "rsLoRA" if config.use_rslora else "LoRA"
-    factors, saved = _tensors(folder / ADAPTER, config)
-    ranks = sorted({config.rank(module) for module in factors})
-    whole = f"; whole tensors: {listed(sorted(saved))}" if saved else ""
+    ranks = sorted({config.rank(module) for module in read.factors})
+    whole = f"; whole tensors: {listed(sorted(read.saved))}" if read.saved else ""
     base = os.readlink(folder / BASE)
-    return f"{kind} of rank {', '.join(map(str, ranks))} on {len(factors)} matrices of {base}{whole}"
+    return f"{kind} of rank {', '.join(map(str, ranks))} on {len(read.factors)} matrices of {base}{whole}"
 
 
 def _tensors(
     adapter: Path, config: AdapterConfig
 ) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
-    """The tensors of the factors by module and part, and the whole tensors by their name in the base."""
+    """The tensors of the factors, and the whole tensors, as of :class:`_Adapter`."""
     path = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
     if path is None:
         raise CheckpointError(f"{adapter}: expected {_WEIGHTS[0]} beside {ADAPTER_CONFIG}, found none")
@@ -206,9 +216,12 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
       CheckpointError: as :func:`index_folder`; or an update of a matrix that the base does not have, or of another
         shape.
     """
+    if (read := _opened.get(folder)) is None:
+        raise CheckpointError(
+            f"{folder}: holds a folder '{ADAPTER}': expected a model, or the adapter's own folder"
+        )
     base, adapter = index_folder(Path(os.readlink(folder / BASE)), side_files=side_files), folder / ADAPTER
-    config = read_adapter_config(adapter)
-    factors, saved = _tensors(adapter, config)
+    config, factors, saved = read.config, read.factors, read.saved
     updates: dict[str, Update] = dict(base.updates)
     for module, parts in factors.items():
         name = f"{module}.weight"

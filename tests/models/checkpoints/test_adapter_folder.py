@@ -12,7 +12,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.cli import main
+from prb_jax.models.checkpoints import adapter_folder
 from prb_jax.models.checkpoints.adapter_config import AdapterConfig
+from prb_jax.models.checkpoints.weight_file import read_tensors
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 from tests.tiny_policies import VOCABULARY, write_policy
@@ -29,6 +31,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "all-linear": {"target_modules": "all-linear", "bias": "all"},
     "regular": {"target_modules": r".*\.[01]\.self_attn\.(q|o)_proj", "bias": "lora_only", "use_dora": True},
+    "fused": {
+        "target_modules": ["gate_up_proj", "o_proj"],
+        "rank_pattern": {"gate_up_proj": 3},
+        "use_dora": True,
+    },
     "layers": {"target_modules": ["gate_proj"], "layers_to_transform": [1], "modules_to_save": ["norm"]},
 }
 COMPARISONS = [
@@ -111,18 +118,41 @@ def change(folder: Path, **fields: Any) -> Path:
 SWEEP = [
     (family, case)
     for case in CASES
-    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "glm4")
+    # these have one tensor for gate and up, the others one for each
+    if case == "all-linear" or (case == "fused") == (family in ("phi3", "glm4"))
 ]
 
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    sweep(SWEEP, few=[SWEEP.index(("qwen2", "all-linear")), SWEEP.index(("gemma2", "regular"))]),
+    sweep(
+        SWEEP,
+        few=[
+            SWEEP.index(("qwen2", "all-linear")),
+            SWEEP.index(("gemma2", "regular")),
+            SWEEP.index(("phi3", "fused")),
+        ],
+    ),
 )
 def test_scores_are_those_of_peft(family, case, tmp_path):
     adapted = write_adapter(tmp_path, family, **CASES[case])
     rm = prb.load(adapted.folder)
     np.testing.assert_allclose(np.concatenate(rm.score(COMPARISONS)), adapted.scores(rm), atol=1e-5)
+
+
+def test_the_header_of_an_adapter_is_read_once(adapted, monkeypatch, capsys):
+    read = []
+
+    def counted(path):
+        read.append(path)
+        return read_tensors(path)
+
+    monkeypatch.setattr(adapter_folder, "read_tensors", counted)
+    prb.load(adapted.folder)
+    assert main(["inspect", str(adapted.folder)]) == 0
+    assert "DoRA of rank" in capsys.readouterr().out
+    assert read == [adapted.folder / "adapter_model.safetensors"] * 2  # once a model that is opened
 
 
 def test_a_head_on_a_language_model_is_the_model_s_and_both_are_recorded(adapted, capsys):
