@@ -254,7 +254,7 @@ class TrainSettings(RunOptions):
 
     model: str | None = option(
         None,
-        'Hugging Face folder, hub id or run of `prb train` to start from, or "scratch".',
+        'Hugging Face folder, PEFT adapter, hub id or run of `prb train` to start from, or "scratch".',
         "PATH",
         effect="contents",
         required="a folder, a hub id or 'scratch'",
@@ -296,6 +296,11 @@ class TrainSettings(RunOptions):
         False, "makes a new score head where the checkpoint has none (or one with several outputs)."
     )
     revision: str | None = option(None, "branch, tag or commit of a model on the hub.", effect="contents")
+    base: str | None = option(
+        None,
+        "base model of a PEFT adapter to start from: a folder or hub id; None for the one that the adapter names.",
+        effect="contents",
+    )
     tokenizer: str | None = option(
         None, "folder or hub id of the tokenizer; None for the model's.", effect="contents"
     )

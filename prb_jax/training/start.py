@@ -84,7 +84,10 @@ def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) 
             "module is the `module` of the result of `prb_jax.train`"
         )
     options = LoadOptions(
-        revision=settings.revision, tokenizer=settings.tokenizer, chat_template=settings.chat_template
+        revision=settings.revision,
+        base=settings.base,
+        tokenizer=settings.tokenizer,
+        chat_template=settings.chat_template,
     )
     opened = open_model(settings.model, options, new_head=settings.init_head)
     model, folder = opened.decoder, opened.folder.path

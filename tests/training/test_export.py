@@ -105,6 +105,38 @@ def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(tmp_pa
     np.testing.assert_allclose(transformers_scores(whole, ids), expected, atol=1e-5)
 
 
+def test_training_starts_from_an_adapter_on_the_base_that_is_named(run, model, scored, data, tmp_path):
+    folder = convert(run.out, tmp_path / "adapter", adapter=True)
+    base = shutil.copytree(model, tmp_path / "moved" / model.name)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    described["base_model_name_or_path"] = str(tmp_path / "gone" / model.name)
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    chosen = {"tuning": "lora", "steps": 2, "lora__rank": 2, "method": "profile_context"}
+    with pytest.raises(prb.CheckpointError, match="name another with --base"):
+        train(config(folder, data, **chosen), out=tmp_path / "on", progress=False)
+    chosen |= {"base": str(base), "optimizer__learning_rate": 1e-12}  # no weight moves
+    on = train(config(folder, data, **chosen), out=tmp_path / "on", progress=False)
+    pairs = comparisons(6, seed=5)
+    np.testing.assert_allclose(np.concatenate(prb.load(on.out).score(pairs)), scored[1], atol=1e-5)
+    chosen["optimizer__learning_rate"] = 0.03
+    moved = train(config(folder, data, **chosen), out=tmp_path / "moved-on", progress=False)
+    expected = np.concatenate(prb.load(moved.out).score(pairs))
+    assert np.abs(expected - scored[1]).max() > 1e-3
+    files = json.loads((moved.out / "train.json").read_text())["inputs"]["model"]["files"]
+    assert {"peft_adapter/adapter_model.safetensors", "peft_base/model.safetensors"} <= files.keys()
+    again = convert(moved.out, tmp_path / "again", adapter=True)  # an adapter of the adapter
+    opened = prb.load(again, base=_based(folder, base))
+    np.testing.assert_allclose(np.concatenate(opened.score(pairs)), expected, atol=1e-5)
+
+
+def _based(adapter, base):
+    """Write the base's place into an adapter."""
+    described = json.loads((adapter / "adapter_config.json").read_text())
+    described["base_model_name_or_path"] = str(base)
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    return adapter
+
+
 def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path, capsys):
     exported = (run.model / "model.safetensors").read_bytes()
     best = run.summary["exported_step"]

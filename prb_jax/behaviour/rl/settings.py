@@ -114,6 +114,7 @@ class PpoSettings(RunOptions):
         None, "most tokens of prompt and rollout together; None for the model's own limit.", least=1
     )
     revision: str | None = same_option(TrainSettings, "revision")
+    base: str | None = same_option(TrainSettings, "base")
     tokenizer: str | None = same_option(TrainSettings, "tokenizer")
     chat_template: str | None = same_option(TrainSettings, "chat_template")
     remat: Remat = same_option(TrainSettings, "remat")
