@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.errors import printable
+from prb_jax.models.readouts.load_options import IMPLICIT
 from prb_jax.records.options import Option, from_flat, options_of
 from prb_jax.scoring import HISTORY
 
@@ -20,10 +21,7 @@ Result = TypeVar("Result")
 REWARD_MODEL = "revision base tokenizer chat_template readout"
 """How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
 
-IMPLICIT = "reference beta reference_free logprobs"
-"""Fields of `LoadOptions` by which a policy gives rewards."""
-
-OF_REWARDS = f"readout {IMPLICIT}"
+OF_REWARDS = " ".join(("readout", *IMPLICIT))
 """Fields of `LoadOptions` that are about rewards: a language model that writes or judges has none."""
 
 _FEW_VERBS = 12  # so many are named where another one was asked for

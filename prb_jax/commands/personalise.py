@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from prb_jax.commands.arguments import (
-    IMPLICIT,
     REWARD_MODEL,
     Parser,
     call,
@@ -17,7 +16,7 @@ from prb_jax.commands.arguments import (
     several,
 )
 from prb_jax.commands.process import print_table, start
-from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import IMPLICIT, LoadOptions
 from prb_jax.text.view import ViewOptions
 
 
@@ -27,7 +26,7 @@ def add_features(sub: Parser) -> None:
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
     sub.data()
     sub.option("--out DIR", "folder of the features", required=True)
-    sub.fields(FeatureOptions, without=f"attention {IMPLICIT}")
+    sub.fields(FeatureOptions, without=f"attention {' '.join(IMPLICIT)}")
     sub.part("compute")
     sub.long_run("the parts that are done are kept: the same command continues", distributed=False)
 

@@ -5,6 +5,7 @@ And of its samples with their rewards: `prb best-of-n`, and `prb distil`, which 
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from prb_jax.commands.arguments import (
@@ -19,7 +20,7 @@ from prb_jax.commands.arguments import (
 )
 from prb_jax.commands.process import print_table, start
 from prb_jax.errors import counted
-from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import IMPLICIT, LoadOptions
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.options import Option
 from prb_jax.text.view import ViewOptions
@@ -88,8 +89,20 @@ def add_guide(sub: Parser) -> None:
         max_new_tokens={"default": 128},
     )
     sub.prompt(of="policy", rows="text")
-    sub.fields(LoadOptions, without=OF_REWARDS, make="policy_loading")
+    sub.fields(LoadOptions, without="readout", reference=_reference("--reward"))
     sub.long_run("the texts so far are kept, and the same command continues the run")
+
+
+def _reference(policy: str) -> dict[str, str]:
+    about = f"the model from which {policy}, a policy, was trained by DPO: rewards are beta (log p - log p_reference)"
+    return {"meaning": about}
+
+
+def _loadings(options: argparse.Namespace) -> dict[str, LoadOptions]:
+    """How the policy is opened, and how rewards beside it are."""
+    asked, plain = chosen(options, LoadOptions), LoadOptions()
+    of_policy = replace(asked, **{name: getattr(plain, name) for name in IMPLICIT})
+    return {"policy_loading": of_policy, "loading": asked.of_reward}
 
 
 def run_guide(options: argparse.Namespace) -> None:
@@ -99,7 +112,7 @@ def run_guide(options: argparse.Namespace) -> None:
     from prb_jax.metrics.texts import TEXT_LABELS
     from prb_jax.reports.table import facts_table, interval
 
-    result = call(guide, options, loading=chosen(options, LoadOptions).devices)
+    result = call(guide, options, **_loadings(options))
     if process_index() > 0:
         return
     summary = result.summary
@@ -139,7 +152,7 @@ def add_policy_accuracy(sub: Parser) -> None:
     sub.option("--validation SHARE", "of the users", float, default=0.3)
     sub.prompt(of="policy")
     sub.option("--seed N", "of the split", not_negative, default=0)
-    sub.fields(LoadOptions, without=OF_REWARDS, make="policy_loading")
+    sub.fields(LoadOptions, without="readout", reference=_reference("each of --rewards"))
     sub.long_run("what was scored is kept: the same command continues the run")
 
 
@@ -148,8 +161,7 @@ def run_policy_accuracy(options: argparse.Namespace) -> None:
     start(options)
     from prb_jax.behaviour.generation.policy_accuracy import policy_accuracy
 
-    loading = chosen(options, LoadOptions).devices
-    result = call(policy_accuracy, options, strengths=options.lambdas, loading=loading)
+    result = call(policy_accuracy, options, strengths=options.lambdas, **_loadings(options))
     if process_index() > 0:
         return
     _print_accuracy(result.summary)

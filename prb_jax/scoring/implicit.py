@@ -119,6 +119,11 @@ class ImplicitRewards(GivesRewards):
     __repr__ = short_repr
 
     @property
+    def name(self) -> str:
+        """The name of the policy."""
+        return self.policy.name
+
+    @property
     def reader(self) -> Reader:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The reader of the policy, which both models share."""
         return self.policy.reader
@@ -186,6 +191,10 @@ class ImplicitRewards(GivesRewards):
         if self.reference is not None:
             rewards = rewards - self.reference.dispatch(batch)
         return self.beta * rewards
+
+    def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
+        """Return whether a post is in a prompt."""
+        return view.profile_posts > 0 and any(one.profile for one in comparisons)
 
     def explain_scores(self) -> str:
         """Return in words which weights may be why the rewards cannot be used."""

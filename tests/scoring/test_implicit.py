@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,17 @@ def test_the_command_line_evaluates_and_records_both_models(models, tmp_path):
     assert {"files", "revision"} <= recorded["reference"].keys()
     held = json.loads((out / "summary.json").read_text())["implicit"]["bytes_held"]
     assert held["policy"] == held["reference"] > 0
+
+
+def test_data_without_profiles_have_no_blind_control(models, tmp_path):
+    rm = prb.load(models["policy"][0], reference_free=True)
+    named = [replace(one, profile=(), user_id=f"u{one.id}") for one in COMPARISONS]
+    for data, controls in ((named, set()), (COMPARISONS, {"blind"})):
+        out = tmp_path / str(len(controls))
+        assert prb.evaluate(rm, data, out=out, progress=False).summary.get("controls", {}).keys() == controls
+        assert (out / "controls").exists() == bool(controls)
+    with pytest.raises(prb.RunError, match="controls=blind: the model is shown nothing of a user"):
+        prb.evaluate(rm, named, controls="blind", progress=False)
 
 
 def test_a_loaded_model_rewards_what_trainers_write(models):

@@ -74,7 +74,8 @@ def guide(
       history: labelled comparisons of which a fitted method of personalisation as the reward learns the users.
       quality: a model whose score says how good a text is, as "baseline:persona-truth" of generated persons; its mean
         is a figure of behaviour, too. Texts without a letter are left out of it and counted.
-      policy_loading, loading: how policy and reward model are opened.
+      policy_loading, loading: how policy and reward model are opened; with `reference` or `reference_free` of `loading`
+        the reward is a policy's implicit reward, which guides chunks.
       progress: shows progress on standard error.
 
     Raises:
@@ -83,7 +84,13 @@ def guide(
     need_extra("texts", "ROUGE and BLEU of prb guide")
     options = options or SampleOptions(temperature=0.0, max_new_tokens=128)
     guidance = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
-    named = {"policy": (policy, policy_loading), "reward": (reward, loading), "quality": (quality, loading)}
+    loading = loading or LoadOptions()
+    of_quality = loading.devices if loading.is_implicit else loading
+    named = {
+        "policy": (policy, policy_loading),
+        "reward": (reward, loading),
+        "quality": (quality, of_quality),
+    }
     models = {what: one for what, one in named.items() if isinstance(one[0], str | Path)}
     asked = {
         **guidance,
@@ -93,7 +100,7 @@ def guide(
         "rows": rows,
     }
     check_same_choices("guide", models, asked)
-    opened, loading = open_policy(policy, policy_loading or LoadOptions()), loading or LoadOptions()
+    opened = open_policy(policy, policy_loading or LoadOptions())
     model, guiding = None, None
     if reward is not None:
         model: Any = open_scorer(reward, loading, history=read_history(history))
@@ -102,7 +109,7 @@ def guide(
         raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
     elif history is not None:
         raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
-    judge: Any = None if quality is None else open_scorer(quality, loading)
+    judge: Any = None if quality is None else open_scorer(quality, of_quality)
     result = sample_data(
         opened,
         data,
@@ -146,8 +153,8 @@ def guide(
             good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
             mean, empty = _mean(good, good_clusters), len(texts) - len(scored)
             summary["quality"] = {"model": judge.name, **mean, "empty": empty}
-            of_quality = {"quality": reward_identity(judge.identity())}
-            behaviour["guided quality"] = (good, good_clusters, of_quality)
+            setting = {"quality": reward_identity(judge.identity())}
+            behaviour["guided quality"] = (good, good_clusters, setting)
         if model is not None:
             summary |= {"reward_model": model.name, **guidance}
             inputs = RUNS.read_finished(result.out)["inputs"]

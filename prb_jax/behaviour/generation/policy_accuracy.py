@@ -115,7 +115,8 @@ def policy_accuracy(
       subset, limit: as of :func:`prb_jax.evaluate`.
       history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       seed: of the split of users, and of the other users of the control.
-      policy_loading, loading: how the policy and the reward models are opened.
+      policy_loading, loading: how the policy and the reward models are opened; with `reference` or `reference_free` of
+        `loading` each reward is a policy's implicit reward, which has ``seq_score`` alone.
       progress: shows progress on standard error.
 
     Raises:

@@ -38,6 +38,7 @@ from prb_jax.platform.sharding import batch_sharding, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.tokenizer import ChatTokenizer, why_other_tokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.in_order import length_step, pack_in_order
@@ -75,7 +76,8 @@ def reward_program(model: RewardModel) -> Program:
 def why_not_by_token(reward: Any) -> str | None:
     """Return why a scorer gives no rewards of the prefixes of a response; None where it does."""
     if not isinstance(reward, RewardModel):
-        return "it is no reward model with weights"
+        weights = isinstance(reward, Scorer) and reward.has_weights
+        return "it rewards whole responses alone" if weights else "it is no reward model with weights"
     if not isinstance(reward.tokenizer, ChatTokenizer) or not isinstance(reward.config, DecoderConfig):
         return "it is an encoder: it reads whole responses alone"
     if not is_pointwise(reward.config):

@@ -34,6 +34,7 @@ from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.sharding import replicated
+from prb_jax.records.items import Held
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import batch_sizes
 from prb_jax.training.data import Order, permutation
@@ -79,6 +80,7 @@ class Learner(Trainer):
                 mesh=settings.mesh,
                 dtype=settings.dtype,
                 revision=settings.revision,
+                base=settings.base,
                 tokenizer=settings.tokenizer,
                 chat_template=settings.chat_template,
                 attention=settings.attention,
@@ -121,7 +123,7 @@ class Learner(Trainer):
         parts = batch.prompts // (batch.minibatch or batch.prompts)
         together = [part for step in range(STEPS_SIMULATED) for part in np.split(order.step(step), parts)]
         steps = self.settings.steps * batch.updates
-        self._plan(trees, together, per_step=batch.prompts // parts, steps=steps)
+        self._plan(Held(trees), together, per_step=batch.prompts // parts, steps=steps)
         self._states = dict[tuple[int, ...], int]()  # by the sizes of a batch, how many states are read
         for members in together[:_STEPS_PACKED]:
             of_step = [trees[member] for member in members]

@@ -129,7 +129,9 @@ def ppo(
         "gold": settings.watch.gold if gold is None else gold,
     }
     rewards = {
-        name: open_reward(settings, model, out=path) for name, model in wanted.items() if model is not None
+        name: open_reward(settings, model, out=path, trains=name == "reward")
+        for name, model in wanted.items()
+        if model is not None
     }
     opened, measured = rewards.get("reward"), rewards.get("gold")
     check_scoring(settings.scoring, list(rewards.values()))

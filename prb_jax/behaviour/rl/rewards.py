@@ -14,7 +14,7 @@ from prb_jax.behaviour.judges.options import is_judge
 from prb_jax.behaviour.rl.sections import ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import PrbError, RunError, quote
-from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import IMPLICIT, LoadOptions
 from prb_jax.personal import is_personalised
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
@@ -34,6 +34,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "history": ("adapts",), "profile_posts": ("model", "class server", "judge"), "protocol": ("model",),
     "max_length": ("model", "cut judge"), "dtype": ("loaded", "judge here"),
     "mesh": ("loaded", "fitted", "judge here"), "tokenizer": ("class server",),
+    "reference": ("implicit",), "beta": ("implicit",), "reference_free": ("implicit",), "logprobs": ("implicit",),
     "judge.template": ("judge with a scale",), "judge.system": ("judge with a scale",),
     "judge.lowest": ("judge with a scale",), "judge.highest": ("judge with a scale",), "judge.reason": ("judge",),
     "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
@@ -98,6 +99,8 @@ class Reward:
         fitted = _is_fitted(scorer)
         kinds = {"adapts"} if scorer.adapts else set[str]()
         kinds |= set() if fitted else {"model"}
+        if self.by_name and scorer.identity().get("readout") == "implicit":
+            kinds.add("implicit")
         return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
@@ -211,12 +214,16 @@ def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_As
     ]
 
 
-def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None = None) -> Reward:
+def open_reward(
+    settings: PpoSettings, model: Model | None, *, out: Path | None = None, trains: bool = True
+) -> Reward:
     """Open a reward of a run.
 
     Args:
       settings: of the run.
       model: its name, the URL of `prb serve` or of a class server, a scorer or a function of a comparison.
+      trains: whether the policy learns from it; `scoring.reference` and the options of implicit rewards beside it are
+        about this reward only, and not about `watch.gold`.
       out: the run folder, where replies of a judge at an endpoint are kept; needed for such a judge alone.
 
     Raises:
@@ -229,6 +236,8 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
         options = LoadOptions(tokenizer=scoring.tokenizer)
     elif isinstance(model, str | Path) and not (is_url(model) or has_no_weights(model)):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
+        if trains and not is_personalised(model):
+            options = replace(options, **{name: getattr(scoring, name) for name in IMPLICIT})
     history = None
     if scoring.history is not None and (is_personalised(model) or getattr(model, "adapts", False)):
         history = read_history(scoring.history.split(","))

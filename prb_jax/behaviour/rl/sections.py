@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prb_jax.behaviour.rl.numbers import Aggregation, EndRule, Estimator, Ratio
-from prb_jax.models import Dtype
+from prb_jax.models import Dtype, Together
 from prb_jax.records.options import Options, option, same_option, section
 from prb_jax.training.config import BatchSettings, CheckpointSettings, OptimizerSettings, Schedule
 
@@ -146,6 +146,17 @@ class ScoringSettings(Options, prefix="scoring."):
         "of a reward behind `/classify` of SGLang, which takes token ids: folder or hub id of the tokenizer whose chat "
         "template renders the conversation.",
         effect="none",
+    )
+    reference: str | None = option(
+        None,
+        "the model from which `reward`, a policy, was trained by DPO: the score is the implicit reward, "
+        "beta (log p_policy - log p_reference).",
+        effect="contents",
+    )
+    beta: float = option(0.1, "factor of implicit rewards.", above=0)
+    reference_free: bool = option(False, "implicit rewards without a reference: beta log p_policy.")
+    logprobs: Together = option(
+        "sum", "of `scoring.reference_free`: how log-probabilities of tokens become one number."
     )
     judge: ScoringJudgeSettings = section(ScoringJudgeSettings)
 

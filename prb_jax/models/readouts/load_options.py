@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 else:
     Mesh = object  # the command line reads the types of fields and starts no JAX
+
+IMPLICIT = ("reference", "beta", "reference_free", "logprobs")
+"""Fields of :class:`LoadOptions` by which a policy gives rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +72,17 @@ class LoadOptions:
     @property
     def is_implicit(self) -> bool:
         """Whether a policy's implicit rewards are asked for, rather than a reward model."""
-        return bool({"reference", "beta", "reference_free", "logprobs"} & self.given.keys())
+        return not self.given.keys().isdisjoint(IMPLICIT)
 
     @property
     def devices(self) -> LoadOptions:
         """The choices that hold for any other model too: how it computes, and not how it is read."""
         return LoadOptions(mesh=self.mesh, dtype=self.dtype, quantize=self.quantize, attention=self.attention)
+
+    @property
+    def of_reward(self) -> LoadOptions:
+        """The choices for a reward beside a policy: how it computes, and whether it is a policy's implicit reward."""
+        return replace(self.devices, **{name: getattr(self, name) for name in IMPLICIT})
 
     @property
     def given(self) -> dict[str, Any]:

@@ -14,8 +14,12 @@ from prb_jax.behaviour.generation.guided import Guide
 from prb_jax.behaviour.generation.programs import make_programs
 from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.schedule import Drawn, collect, draw
+from prb_jax.cli import main
 from prb_jax.errors import DataError
+from prb_jax.scoring.implicit import ImplicitRewards
+from tests.json_lines import read_lines
 from tests.scoring.records import write_model
+from tests.tiny_policies import write_policy
 
 OPTIONS = SampleOptions(n=2, temperature=1.0, max_new_tokens=7)
 
@@ -149,3 +153,38 @@ def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
     assert samples.read_bytes() == before
     with pytest.raises(DataError, match="chunk: the policy alone has no chunks"):
         prb.guide(folder / "policy", None, data, out=tmp_path / "none", chunk=3)
+
+
+def test_the_implicit_reward_of_a_policy_guides_chunks(folder, tmp_path, monkeypatch):
+    """From the command line, with the rewards that `prb_jax.load` gives."""
+    write_policy(tmp_path / "trained", "qwen3", eos=3, num_hidden_layers=2, seed=5)
+    trained, base = str(tmp_path / "trained"), str(folder / "policy")
+    asked: list[tuple[prb.Comparison, np.ndarray]] = []
+    score = ImplicitRewards.score
+
+    def noted(self: ImplicitRewards, comparisons: Sequence[prb.Comparison]) -> Any:
+        rewards = score(self, comparisons)
+        asked.extend(zip(comparisons, rewards, strict=True))
+        return rewards
+
+    monkeypatch.setattr(ImplicitRewards, "score", noted)
+    words = [
+        "guide", base, "--reward", trained, "--reference", base, "--beta", "0.5", "--data", str(folder / "pairs.jsonl"),
+        "--limit", "2", "--weight", "1000", "--candidates", "3", "--chunk", "3", "--temperature", "1",
+        "--max-new-tokens", "6", "--out", str(tmp_path / "out"), "--no-progress",
+    ]  # fmt: skip
+    assert main(words) == 0
+    recorded = json.loads((tmp_path / "out" / "run.json").read_text())["inputs"]["guide"]["reward_model"]
+    assert (recorded["readout"], recorded["beta"]) == ("implicit", 0.5)
+    monkeypatch.undo()
+    assert len(asked) >= 4
+    expected = prb.load(trained, reference=base, beta=0.5).score([comparison for comparison, _ in asked])
+    for (_, rewards), again in zip(asked, expected, strict=True):
+        np.testing.assert_allclose(rewards, again, atol=1e-5)
+    texts = [row["text"] for row in read_lines(tmp_path / "out" / "samples.jsonl")]
+    best = {one.responses[int(np.argmax(rewards))] for one, rewards in asked}
+    assert len(texts) == 2
+    assert set(texts) <= best
+    guide = Guide(model=prb.load(trained, reference=base), weight=1.0, candidates=2)
+    with pytest.raises(DataError, match="token by token: it rewards whole responses alone"):
+        guide.checked(prb.load_policy(base))

@@ -107,6 +107,24 @@ def test_scores_of_few_candidates():
     }
 
 
+def test_the_implicit_reward_of_a_policy_is_a_reward(folder, policy, comparisons, tmp_path):
+    write_policy(tmp_path / "trained", "qwen3", eos=3, num_hidden_layers=2, seed=5)
+    trained, base, out = str(tmp_path / "trained"), str(folder / "policy"), tmp_path / "out"
+    command = [
+        "policy-accuracy", base, "--rewards", trained, "--reference", base, "--beta", "0.5", "--lambdas", "2",
+        "--data", str(folder / "pairs.jsonl"), "--out", str(out), "--candidates", "0", "--score", "seq_score",
+        "--no-progress",
+    ]  # fmt: skip
+    assert cli.main(command) == 0
+    rows = {row["id"]: row for row in read_lines(out / "rows.jsonl") if not row["control"]}
+    expected = prb.load(trained, reference=base, beta=0.5).score(comparisons)
+    for comparison, rewards in zip(comparisons, expected, strict=True):
+        np.testing.assert_allclose(rows[comparison.id]["rewards"], rewards, atol=1e-5)
+    summary = json.loads((out / "summary.json").read_text())["rewards"][trained]
+    assert summary["token_level"] == "it rewards whole responses alone"
+    assert list(summary["scores"]) == ["seq_score", "seq_score_lennorm"]
+
+
 @pytest.mark.slow
 def test_a_run_of_two_reward_models(folder, capped, tmp_path, capsys):
     out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")

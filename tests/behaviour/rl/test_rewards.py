@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.behaviour.rl.rewards import open_reward
+from prb_jax.behaviour.rl.ppo import ppo
+from prb_jax.behaviour.rl.rewards import check_scoring, open_reward
 from prb_jax.behaviour.rl.sections import ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
-from tests.behaviour.rl.tiny import comparisons
+from tests.behaviour.rl.tiny import comparisons, settings, write_rows, write_tiny_policy
 
 TEXTS = [["a", "bb", "a", " bb"], ["ccc", "", "d", "d"]]
 
@@ -58,3 +62,30 @@ def test_nothing_is_made_up() -> None:
     )  # as the paper's callback does, if it is asked for
     np.testing.assert_allclose(scores.values[1], [0.5, 0.0, 0.5, 0.5])
     assert scores.failed == 3
+
+
+def test_a_policy_with_a_reference_gives_its_implicit_reward(model: Path, tmp_path: Path) -> None:
+    write_tiny_policy(tmp_path / "trained", seed=7)
+    trained, reference = str(tmp_path / "trained"), str(model)
+    chosen = PpoSettings(scoring=ScoringSettings(reference=reference, beta=0.5, empty=0.0, scale=2.0))
+    reward, texts = open_reward(chosen, trained), [["here", "sun"], ["no", "here"]]
+    check_scoring(chosen.scoring, [reward])
+    asked = [
+        replace(one, responses=of_one, labels=None) for one, of_one in zip(comparisons(2), texts, strict=True)
+    ]
+    expected = prb.load(trained, reference=reference, beta=0.5).score(asked)
+    np.testing.assert_allclose(
+        reward.score(comparisons(2), texts, step=0).values, 2.0 * np.stack(expected), atol=1e-5
+    )
+    with pytest.raises(prb.CheckpointError, match="score head"):
+        open_reward(chosen, trained, trains=False)  # as gold, which is no policy
+    length = open_reward(chosen, "baseline:length")
+    with pytest.raises(prb.RunError, match=r"'scoring.reference': of no use to baseline:length"):
+        check_scoring(chosen.scoring, [length])
+    data = write_rows(tmp_path / "tastes.jsonl")
+    implicit = {"reward": trained, "scoring.reference": reference, "scoring.beta": 0.5}
+    given = settings(model, data=str(data), steps=1, **implicit)
+    done = ppo(given, out=tmp_path / "run", progress=False)
+    recorded = json.loads((done.out / "train.json").read_text())["inputs"]["reward"]
+    assert (recorded["readout"], recorded["beta"]) == ("implicit", 0.5)
+    assert "files" in recorded["reference"]
