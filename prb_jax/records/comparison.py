@@ -102,6 +102,11 @@ class Comparison:
 
     __repr__ = short_repr
 
+    @property
+    def has_user_info(self) -> bool:
+        """Whether anything is known of its user: a name, a profile or hints."""
+        return bool(self.profile) or self.user_id is not None or self.hints is not None
+
     def __init__(
         self,
         *,

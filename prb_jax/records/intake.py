@@ -7,7 +7,6 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -33,21 +32,12 @@ Records = Comparison | Mapping[str, Any] | Iterable[Comparison | Mapping[str, An
 ``datasets``; or a table with the Arrow C stream interface, as of pandas, polars or pyarrow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A comparison and where it stands; ``named`` is False where its record has no id."""
-
-    where: str
-    comparison: Comparison
-    named: bool = True
-
-
 def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
     """The comparisons of a Python caller; see ``given_rows`` and ``read_records``."""
-    return [record.comparison for record in read_records(given_rows(data), labelled=labelled)]
+    return [row.value for row in read_records(given_rows(data), labelled=labelled)]
 
 
-def given_rows(data: Records) -> Iterator[Row]:
+def given_rows(data: Records) -> Iterator[Row[Any]]:
     """The records that a Python caller gives, each with its position; they are read one by one.
 
     Raises:
@@ -77,7 +67,9 @@ def given_rows(data: Records) -> Iterator[Row]:
             raise DataError(f"{where}: {expected}, found {type(item).__name__}")
 
 
-def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = True) -> Iterator[Placed]:
+def read_records(
+    rows: Iterable[Row[Any]], *, labelled: bool = True, tell: bool = True
+) -> Iterator[Row[Comparison]]:
     """The comparisons of rows; of equal records without an id the second one is "ID#2", and so on.
 
     Args:
@@ -92,12 +84,12 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
     rendered = RenderedPrompts()
     try:
         for row in rows:
-            placed = _read(row, unnamed, labelled=labelled)
+            read = _read(row, unnamed, labelled=labelled)
             if tell:
-                rendered.look_at(placed)
-            if tell and placed.comparison.user_id is not None:
-                users.setdefault(placed.comparison.user_id, row.where)
-            yield placed
+                rendered.look_at(read)
+            if tell and read.value.user_id is not None:
+                users.setdefault(read.value.user_id, row.where)
+            yield read
     finally:
         if tell:
             again = next((name for name, count in unnamed.items() if count > 1), "")
@@ -107,9 +99,9 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
             rendered.tell()
 
 
-def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
+def _read(row: Row[Any], unnamed: Counter[str], *, labelled: bool) -> Row[Comparison]:
     if isinstance(row.value, Comparison):
-        return Placed(row.where, row.value)
+        return row
     comparison = Comparison.from_row(row.value, where=row.where, labelled=labelled)
     named = row.value.get("id") is not None
     if not named:
@@ -117,7 +109,7 @@ def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
         if (count := unnamed[comparison.id]) > 1:
             value = {**row.value, "id": f"{comparison.id}#{count}"}
             comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
-    return Placed(row.where, comparison, named)
+    return Row(row.where, comparison, named)
 
 
 def tell_equal(again: int, *, unnamed: int, example: str) -> None:
@@ -143,13 +135,13 @@ class RenderedPrompts:
     def __init__(self) -> None:
         self._read, self._found, self._first = 0, 0, ""
 
-    def look_at(self, placed: Placed) -> None:
+    def look_at(self, row: Row[Comparison]) -> None:
         """Count the prompt of the next comparison."""
-        prompt = placed.comparison.prompt
+        prompt = row.value.prompt
         self._read += 1
         if len(prompt) == 1 and (mark := template_mark(prompt[0].content)):
             self._found += 1
-            self._first = self._first or f"{placed.where} holds {mark!r}"
+            self._first = self._first or f"{row.where} holds {mark!r}"
 
     def tell(self) -> None:
         """Warn of the prompts that were found, once."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Placed
-from prb_jax.records.lines import JsonLines
+from prb_jax.records.lines import JsonLines, Row
 from prb_jax.seams import get
 
 One = TypeVar("One")
@@ -41,11 +40,11 @@ class Items(Sequence[One]):
         """Return about how many there are, by what was read so far; 0 where that is not known."""
         return len(self)
 
-    def placed(self: Items[Comparison], name: str) -> Iterator[Placed]:
+    def placed(self: Items[Comparison], name: str) -> Iterator[Row[Comparison]]:
         """Yield each comparison with the place where it stands: the name of its source, if nothing else is known."""
-        return (Placed(name, one) for one in self)
+        return (Row(name, one) for one in self)
 
-    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str] | None:
+    def listen(self, listener: Callable[[int, Row[Comparison]], None]) -> Callable[[int], str] | None:
         """Call a function with each comparison that is read from now on and its index, in the thread that reads it.
 
         Returns:

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from prb_jax.errors import DataError
 from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long, unique_fields
+
+Value = TypeVar("Value")
 
 LARGE: Final = 64 << 20
 """Bytes from which on a file is read by windows and known by the digests of its blocks."""
@@ -30,11 +32,12 @@ _PACKED: Final = 4  # bytes of text that a byte of a compressed file stands for
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One undecoded record and where it stands: "FILE:LINE", or "FILE: row N" in parquet."""
+class Row(Generic[Value]):
+    """One record and where it stands: its fields as they were read, and then the `Comparison` that they make."""
 
-    where: str
-    value: Any
+    where: str  # "FILE:LINE", or "FILE: row N" in parquet
+    value: Value
+    named: bool = True  # False for a comparison whose record has no id
 
 
 class JsonLines:
@@ -90,7 +93,7 @@ class JsonLines:
             if number >= self._count or number < len(self.digests):
                 self._compare(number)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row[Any]]:
         """Yield every record, from the first one on.
 
         Raises:
@@ -199,7 +202,7 @@ def is_large(path: Path) -> bool:
     return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
 
 
-def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
+def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
     """The record of one line; None for a blank one.
 
     Args:

@@ -12,9 +12,8 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
 from prb_jax.metrics.rows import Lists, Names
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Placed, RenderedPrompts, tell_alike, tell_equal
+from prb_jax.records.intake import RenderedPrompts, tell_alike, tell_equal
 from prb_jax.records.items import Held, Items
+from prb_jax.records.lines import Row
 from prb_jax.seams import get
 
 Baselines = Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]
@@ -37,29 +37,14 @@ _LEAST_SHARED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One comparison without its text."""
+    """A stored comparison, without its text."""
 
     id: str
     subset: str | None
     user_id: str | None
     labels: Sequence[float]
     margin: float | None
-    told: bool  # whether it says anything of its user: a name, a profile or hints
-    # scores of its responses by each baseline, where they were asked for
-    baselines: Sequence[Sequence[float]] = ()
-
-    @classmethod
-    def of(cls, comparison: Comparison, *, baselines: Baselines = MappingProxyType({})) -> TableRow:
-        """Return the row of a comparison, with its scores by these baselines."""
-        return cls(
-            comparison.id,
-            comparison.subset,
-            comparison.user_id,
-            comparison.labels or (),
-            comparison.margin,
-            bool(comparison.profile) or comparison.user_id is not None or comparison.hints is not None,
-            [score([comparison])[0].tolist() for score in baselines.values()],
-        )
+    has_user_info: bool  # as of `Comparison`
 
 
 class ComparisonTable:
@@ -90,7 +75,8 @@ class ComparisonTable:
         self._lock = threading.Lock()
         self._where = comparisons.listen(self._enter)
         if self._where is None:
-            self.extend(TableRow.of(comparison) for comparison in comparisons)
+            for comparison in comparisons:
+                self.append(comparison)
 
     def __len__(self) -> int:
         """How many comparisons are known."""
@@ -142,7 +128,7 @@ class ComparisonTable:
         """Return the table of the comparisons at these places."""
         table = ComparisonTable(Held())
         for place in places.tolist():
-            table.extend([replace(self[place], baselines=[column[place] for column in self._baselines])])
+            table.append(self[place], [column[place] for column in self._baselines])
         return table
 
     def __getitem__(self, index: int) -> TableRow:
@@ -199,25 +185,24 @@ class ComparisonTable:
         self._rendered.tell()
         self._unnamed = self._again = 0
 
-    def extend(self, rows: Iterable[TableRow]) -> None:
-        """Add the rows of the next comparisons, whose ids are distinct."""
-        for row in rows:
-            self._seen.setdefault(_short_digest(row.id), len(self))
-            self._text += row.id.encode()
-            self.subsets.append(row.subset)
-            self.users.append(row.user_id)
-            self.labels.append(row.labels)
-            self._told.append(row.told)
-            self._margins.append(math.nan if row.margin is None else row.margin)
-            for column, scores in zip(self._baselines, row.baselines):
-                column.append(scores)
-            self._starts.append(len(self._text))  # last, for another thread may read
+    def append(self, one: Comparison | TableRow, baselines: Sequence[Sequence[float]] = ()) -> None:
+        """Add the next comparison, whose id is distinct, with its scores by each baseline if they are known."""
+        self._seen.setdefault(_short_digest(one.id), len(self))
+        self._text += one.id.encode()
+        self.subsets.append(one.subset)
+        self.users.append(one.user_id)
+        self.labels.append(one.labels or ())
+        self._told.append(one.has_user_info)
+        self._margins.append(math.nan if one.margin is None else one.margin)
+        for column, scores in zip(self._baselines, baselines):
+            column.append(scores)
+        self._starts.append(len(self._text))  # last, for another thread may read
 
-    def _enter(self, index: int, placed: Placed) -> None:
+    def _enter(self, index: int, placed: Row[Comparison]) -> None:
         with self._lock:
             if index != len(self):
                 return
-            name = placed.comparison.id
+            name = placed.value.id
             before = self._seen.get(_short_digest(name))
             if before is not None and self.id(before) == name:
                 assert self._where is not None  # for it is read
@@ -228,7 +213,12 @@ class ComparisonTable:
             if not placed.named and "#" in name:
                 self._again, self._example = self._again + 1, self._example or name
             scorers = self._scorers if self._with_baselines else {}
-            self.extend([TableRow.of(placed.comparison, baselines=scorers)])
+            self.append(placed.value, scored_by(scorers, placed.value))
+
+
+def scored_by(baselines: Baselines, comparison: Comparison) -> list[list[float]]:
+    """Return the scores of a comparison by each of these baselines."""
+    return [score([comparison])[0].tolist() for score in baselines.values()]
 
 
 class _Lazy(Sequence[Any]):

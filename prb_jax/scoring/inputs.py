@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Placed, Records, digest, given_rows, read_records
+from prb_jax.records.intake import Records, digest, given_rows, read_records
 from prb_jax.records.items import Held, Items, joined, stamp
-from prb_jax.records.lines import JsonLines
+from prb_jax.records.lines import JsonLines, Row
 from prb_jax.records.sources.reading import (
     benchmark_of,
     describe_source,
@@ -152,7 +152,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
         records = list(islice(read_records(given_rows(given_records)), limit))
-        comparisons = Held(record.comparison for record in records)
+        comparisons = Held(record.value for record in records)
         _check(records)
     else:
         parts: list[tuple[str, Items[Comparison]]] = []
@@ -222,10 +222,10 @@ def _split(data: Data) -> tuple[list[str], Records | None]:
     return names, None
 
 
-def _check(records: Iterable[Placed]) -> None:
+def _check(records: Iterable[Row[Comparison]]) -> None:
     seen: dict[str, str] = {}
     for record in records:
-        comparison, place = record.comparison, record.where
+        comparison, place = record.value, record.where
         if comparison.labels is None:
             raise DataError(
                 f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"

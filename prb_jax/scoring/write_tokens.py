@@ -32,7 +32,7 @@ from prb_jax.records.items import Held
 from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.baselines import BASELINES
-from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, scored_by
 from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader
@@ -141,17 +141,19 @@ def _write_part(
             trees += reader.encode_text(read, view=view)
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
-        rows += [astuple(TableRow.of(comparison, baselines=BASELINES)) for comparison in read]
+        for one in read:
+            row = TableRow(one.id, one.subset, one.user_id, one.labels or (), one.margin, one.has_user_info)
+            rows.append((*astuple(row), scored_by(BASELINES, one)))
     with writing(file), whole_file(file) as out:
         np.savez(out, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8), trees=packed_trees(trees))
 
 
-def _read_part(file: Path) -> tuple[list[TableRow], list[Tree]]:
+def _read_part(file: Path) -> tuple[list[tuple[TableRow, list[list[float]]]], list[Tree]]:
     hint = "remove it, and the same command makes it again"
     part = load_arrays(file, error=DataError, hint=hint)
     try:
         rows, trees = json.loads(part["rows"].tobytes()), part["trees"]
-        return [TableRow(*values) for values in rows], unpacked_trees(trees)
+        return [(TableRow(*values), scores) for *values, scores in rows], unpacked_trees(trees)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{file}: not a whole part: {error}; {hint}") from error
 
@@ -170,7 +172,8 @@ def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], dat
     ):
         for number in range(-(-count // job.part)):
             rows, trees = _read_part(path / _PARTS / f"{number:06}.npz")
-            table.extend(rows)
+            for row, scores in rows:
+                table.append(row, scores)
             for tree in trees:
                 whole = len(tree.prefix) // PAGE * PAGE  # tokens in whole pages
                 for page in tree.prefix[:whole].reshape(-1, PAGE):

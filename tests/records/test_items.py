@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Placed
 from prb_jax.records.items import Held, Items, Joined, joined, windows
+from prb_jax.records.lines import Row
 from prb_jax.records.sources.large import LargeComparisons
 
 ALL = [Comparison(id=str(k), prompt="q", responses=["a", "b"], labels=[1.0, 0.0]) for k in range(7)]
 
 
 def large(comparisons: list[Comparison] = ALL) -> LargeComparisons:
-    def start() -> Iterator[Placed]:
-        return (Placed(f"file:{number}", one) for number, one in enumerate(comparisons, 1))
+    def start() -> Iterator[Row]:
+        return (Row(f"file:{number}", one) for number, one in enumerate(comparisons, 1))
 
     return LargeComparisons(start)
 
@@ -38,7 +38,7 @@ def test_all_kinds_give_the_same_answers(items):
     assert list(items.at(np.asarray([4, 1]))) == [ALL[4], ALL[1]]
     told = items.changed(lambda one: replace(one, user_id="u"))
     assert [one.user_id for one in told] == ["u"] * len(ALL)
-    assert [placed.comparison for placed in items.placed("name")] == ALL
+    assert [placed.value for placed in items.placed("name")] == ALL
 
 
 def test_a_sample_is_everything_in_memory_and_some_of_larger_data():

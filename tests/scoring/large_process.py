@@ -16,8 +16,7 @@ from typing import Any
 from prb_jax import cli
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Placed
-from prb_jax.records.lines import JsonLines
+from prb_jax.records.lines import JsonLines, Row
 from prb_jax.records.sources.large import LargeComparisons
 
 
@@ -48,7 +47,7 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
     counts, there = Counts(), set[int]()
     read, begin = LargeComparisons.placed, JsonLines.__init__
 
-    def counted(self: LargeComparisons, name: str = "") -> Iterator[Placed]:
+    def counted(self: LargeComparisons, name: str = "") -> Iterator[Row]:
         for placed in read(self, name):
             counts.records += 1
             there.add(id(placed.comparison))

@@ -10,7 +10,7 @@ from typing import Any
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import read_rows
-from prb_jax.records.intake import Placed, read_records
+from prb_jax.records.intake import read_records
 from prb_jax.records.items import Items
 from prb_jax.records.lines import JsonLines, Row, is_large
 from prb_jax.records.sources.reading import chosen, mapped_rows
@@ -35,7 +35,7 @@ class LargeComparisons(Items[Comparison]):
 
     def __init__(
         self,
-        start: Callable[[], Iterator[Placed]],
+        start: Callable[[], Iterator[Row[Comparison]]],
         *,
         about: Callable[[], float] = lambda: 0.0,
         files: Mapping[Path, JsonLines] = Items.files,
@@ -43,11 +43,11 @@ class LargeComparisons(Items[Comparison]):
     ) -> None:
         self._start, self._about, self.files = start, about, files
         self._known, self.complete = count or 0, count is not None
-        self._listeners: list[Callable[[int, Placed], None]] = []
+        self._listeners: list[Callable[[int, Row[Comparison]], None]] = []
         self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
         self._last: tuple[int, Comparison | None] = (-1, None)
 
-    def placed(self, name: str = "") -> Iterator[Placed]:
+    def placed(self, name: str = "") -> Iterator[Row[Comparison]]:
         """Yield each comparison with its place in a file.
 
         Raises:
@@ -61,13 +61,13 @@ class LargeComparisons(Items[Comparison]):
             yield placed
         self.complete = True
 
-    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str]:
+    def listen(self, listener: Callable[[int, Row[Comparison]], None]) -> Callable[[int], str]:
         self._listeners.append(listener)
         self._last = (-1, None)
         return lambda index: next(itertools.islice(self._start(), index, None)).where
 
     def __iter__(self) -> Iterator[Comparison]:
-        return (placed.comparison for placed in self.placed())
+        return (placed.value for placed in self.placed())
 
     def __len__(self) -> int:
         if not self.complete:
@@ -105,7 +105,7 @@ class LargeComparisons(Items[Comparison]):
 
     def changed(self, change: Callable[[Comparison], Comparison]) -> LargeComparisons:
         return LargeComparisons(
-            lambda: (Placed(placed.where, change(placed.comparison)) for placed in self.placed()),
+            lambda: (Row(placed.where, change(placed.value)) for placed in self.placed()),
             about=self.about,
         )
 

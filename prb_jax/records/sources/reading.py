@@ -15,7 +15,7 @@ from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
-from prb_jax.records.intake import Placed, Records, given_rows, read_records
+from prb_jax.records.intake import Records, given_rows, read_records
 from prb_jax.records.items import Held, Items
 from prb_jax.records.lines import Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
@@ -68,7 +68,7 @@ def each_comparison(
     rows = each_row(source, subset=subset, split=split) if named else given_rows(source)
     name = source if named else "data"
     for placed in chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
-        yield placed.comparison
+        yield placed.value
 
 
 def open_comparisons(
@@ -273,13 +273,13 @@ def check_limit(limit: int | None) -> None:
 
 
 def chosen(
-    records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
-) -> Iterator[Placed]:
+    records: Iterable[Row[Comparison]], source: object, *, subset: str | None, limit: int | None
+) -> Iterator[Row[Comparison]]:
     """The first ``limit`` comparisons of a subset; at least one."""
     taken, others = 0, set[str]()
     for placed in records:
-        if subset is not None and not same_subset(placed.comparison.subset, subset):
-            others.add(placed.comparison.subset or "(none)")
+        if subset is not None and not same_subset(placed.value.subset, subset):
+            others.add(placed.value.subset or "(none)")
             continue
         yield placed
         taken += 1
@@ -291,13 +291,13 @@ def chosen(
         raise DataError(f"{source}: no comparisons in it")
 
 
-def _distinct(records: Iterable[Placed]) -> Iterator[Placed]:
+def _distinct(records: Iterable[Row[Comparison]]) -> Iterator[Row[Comparison]]:
     """The same comparisons, refusing an id that was used before."""
     seen: dict[str, str] = {}
     for record in records:
-        before = seen.setdefault(record.comparison.id, record.where)
+        before = seen.setdefault(record.value.id, record.where)
         if before is not record.where:
             raise DataError(
-                f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
+                f"{record.where}: field 'id': {quote(record.value.id)} was already used at {before}"
             )
         yield record
