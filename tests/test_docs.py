@@ -35,6 +35,7 @@ WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
 ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
+FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -258,9 +259,17 @@ def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
     section = text[text.index("## Every file on the way") :]
     listed = FILE.findall(section[: section.index("## The same walk in training")])
     assert len(listed) == len(set(listed))
-    assert opened <= set(listed), f"not in the list: {sorted(opened - set(listed))}"
-    unopened = set(listed) - opened - ONCE_A_PROCESS
+    assert opened.keys() <= set(listed), f"not in the list: {sorted(opened.keys() - set(listed))}"
+    unopened = set(listed) - opened.keys() - ONCE_A_PROCESS
     assert not unopened, f"in the list, and not on the way: {sorted(unopened)}"
+    functions = [
+        (path, name)
+        for path, names in FUNCTIONS.findall(" ".join(section.split()))
+        for name in re.findall(r"[\w.]+", names)
+    ]
+    assert 40 <= len(functions) <= 60
+    uncalled = [(path, name) for path, name in functions if name not in opened[path]]
+    assert not uncalled, f"in the list, and not called: {uncalled}"
 
 
 def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
@@ -273,11 +282,13 @@ def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
     return step_of_code
 
 
-def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> tuple[list[tuple[str, str]], set[str]]:
-    """The steps in the order of their calls, of all threads; and the files of the package in which something is called
-    from the reading of the first record to the row's being written, but for those that load the model."""
+def called_while(
+    run: Any, steps: dict[CodeType, tuple[str, str]]
+) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
+    """The steps in the order of their calls, of all threads; and by the file, the functions of the package that are
+    called from the reading of the first record to the row's being written, but for those that load the model."""
     called: list[tuple[str, str]] = []
-    files: set[str] = set()
+    functions: dict[str, set[str]] = {}
     loading, first, last = open_scorer.__code__, read_rows.__code__, RowFile.append.__code__
     is_on_the_way = False
 
@@ -286,11 +297,14 @@ def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> tuple[list
         code = frame.f_code
         if event == "call" and code in steps:
             called.append(steps[code])
-        if code is loading or code is first or (code is last and event == "return"):
-            is_on_the_way = event == ("return" if code is loading else "call")
+        if code is first and event == "call":  # a generator, which returns with every row
+            is_on_the_way = True
+        elif code is loading or (code is last and event == "return"):
+            is_on_the_way = code is loading and event == "return"
         is_called = event == "call" and code.co_flags & inspect.CO_OPTIMIZED  # no module, no class
         if is_on_the_way and is_called and code.co_filename.startswith(str(ROOT / "prb_jax")):
-            files.add(Path(code.co_filename).relative_to(ROOT).as_posix())
+            path = Path(code.co_filename).relative_to(ROOT).as_posix()
+            functions.setdefault(path, set()).add(code.co_qualname)
 
     threading.setprofile(notice)
     sys.setprofile(notice)
@@ -299,4 +313,4 @@ def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> tuple[list
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
-    return called, files
+    return called, functions

@@ -130,7 +130,7 @@ def ask(
 
 def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]:
     if isinstance(data, str | Path):
-        comparisons = [placed.comparison for placed in read_records(read_rows(Path(data)), labelled=labelled)]
+        comparisons = [row.value for row in read_records(read_rows(Path(data)), labelled=labelled)]
         if not comparisons:
             raise DataError(f"{data}: no comparisons in it")
         return comparisons

@@ -107,6 +107,10 @@ def guide(
         guiding = Guide(model=model, weight=weight, candidates=candidates, chunk=chunk)
     elif chunk is not None:
         raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
+    elif loading.is_implicit:
+        raise DataError(
+            "reference: the policy alone has no reward: expected a reward beside it, or no reference"
+        )
     elif history is not None:
         raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
     judge: Any = None if quality is None else open_scorer(quality, of_quality)

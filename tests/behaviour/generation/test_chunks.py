@@ -16,6 +16,7 @@ from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.schedule import Drawn, collect, draw
 from prb_jax.cli import main
 from prb_jax.errors import DataError
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.implicit import ImplicitRewards
 from tests.json_lines import read_lines
 from tests.scoring.records import write_model
@@ -185,6 +186,10 @@ def test_the_implicit_reward_of_a_policy_guides_chunks(folder, tmp_path, monkeyp
     best = {one.responses[int(np.argmax(rewards))] for one, rewards in asked}
     assert len(texts) == 2
     assert set(texts) <= best
+    with pytest.raises(DataError, match="reference: the policy alone has no reward"):
+        prb.guide(
+            base, None, folder / "pairs.jsonl", out=tmp_path / "none", loading=LoadOptions(reference=base)
+        )
     guide = Guide(model=prb.load(trained, reference=base), weight=1.0, candidates=2)
     with pytest.raises(DataError, match="token by token: it rewards whole responses alone"):
         guide.checked(prb.load_policy(base))
