@@ -49,7 +49,9 @@ _DECIMAL: Final = (
     r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # behind a decimal comma one or two digits: 1,000 is neither
 )
 _NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
-_SCORE = re.compile(rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_SCORE = re.compile(
+    rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?(\s*(?:-|–|to|or)\s*\d)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,13 @@ class Scale:
         answer = without_thoughts(reply)
         if answer is None:
             return None
+        ends = rf"{self.low}\s*(?:-|–|to)\s*{self.high}"  # "Score (1-9): 7", and "7 (on a scale from 1 to 9)"
+        answer = re.sub(
+            rf"\((?:[a-z ]*\b)?{ends}\)|\b(?:from|scale of|scale)\s+{ends}\b", "", answer, flags=re.IGNORECASE
+        )
         if scores := _SCORE.findall(answer):
-            number, of = scores[-1]
-            if of and int(of) != self.high:
+            number, of, other = scores[-1]
+            if (of and int(of) != self.high) or other:
                 return None
         else:
             answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
