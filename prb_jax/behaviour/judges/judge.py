@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from prb_jax.behaviour.judges.chat import InWords, open_chat
+from prb_jax.behaviour.judges.chat import Drawing, InWords, open_chat
 from prb_jax.behaviour.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.behaviour.judges.paper import open_paper_judge
 from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
-from prb_jax.errors import PrbWarning
+from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import refuse_together
 from prb_jax.scoring import UPPER_BOUND
@@ -43,10 +44,25 @@ def open_judge(
     """
     loading, local = loading or LoadOptions(), endpoint is None
     options.check(local=local)
+    variables = options.template_variables
+    if local and variables:
+        loading = replace(loading, template_variables=variables)
+    if endpoint is not None and endpoint.no_temperature and options.temperature not in (0, 1):
+        raise RunError(
+            f"--no-temperature: replies are drawn at {options.temperature:g}: expected --temperature 1"
+        )
     chat = None
     if not local or options.protocol in PAPERS or options.reason or model is None:
-        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge")
-    length, most = options.max_length, REASON_TOKENS if options.reason else LETTER_TOKENS
+        drawn = options.temperature > 0
+        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge", exact=drawn)
+    length = options.max_length
+    in_words = partial(
+        InWords,
+        max_new_tokens=options.reason_tokens or (REASON_TOKENS if options.reason else LETTER_TOKENS),
+        drawing=Drawing(options.temperature, options.votes, options.seed) if options.temperature else None,
+        template_variables={} if local else variables,
+        limited=options.reason_tokens is not None,
+    )
     if options.protocol in PAPERS:
         assert chat is not None
         assert options.prompts is not None
@@ -60,13 +76,13 @@ def open_judge(
         )
         scale = Scale(*RUBRIC_SCALE) if rubric else Scale(*options.scale or ())
         if chat is not None:
-            reader = InWords(chat, most, options.top_logprobs)
+            reader = in_words(chat, alternatives=options.top_logprobs)
         else:
             assert model is not None
             reader = load_numbers(model, loading, scale, max_length=length)
         protocol = Ratings(reader, template, scale, options.reason)
     elif chat is not None:
-        protocol = PairJudge(InWords(chat, most), options.reason)
+        protocol = PairJudge(in_words(chat), options.reason)
     else:
         assert model is not None
         letters = load_letters(model, loading, max_length=length)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prb_jax.errors import RunError, quote
 from prb_jax.records.options import option, section
+from prb_jax.records.reading import parse_json
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.visible import TextProtocol
@@ -61,6 +63,23 @@ class JudgeOptions:
         None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
     )
     reason: bool = option(False, "the judge thinks in words first (default: one letter or number)")
+    reason_tokens: int | None = option(
+        None,
+        "most tokens of a reply in words, its thoughts among them; a reply that is cut has no verdict (default: 1024 "
+        "with --reason, else 16)",
+        least=1,
+    )
+    temperature: float = option(
+        0.0, "of replies in words; above 0 they are drawn, with seeds that each row keeps", "T", least=0
+    )
+    votes: int = option(
+        1,
+        "replies in words to every question, at a --temperature above 0: the share of votes is the score",
+        least=1,
+    )
+    chat_template_kwargs: str | None = option(
+        None, "values that the judge's chat template reads, as '{\"enable_thinking\": true}'", "JSON"
+    )
     profile_posts: int | None = option(
         None,
         "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
@@ -72,7 +91,7 @@ class JudgeOptions:
         "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
         choices=CONTROLS,
     )
-    seed: int = option(0, "of --controls swap", least=0)
+    seed: int = option(0, "of --controls swap, and of replies that are drawn", least=0)
     max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
 
     @property
@@ -81,6 +100,22 @@ class JudgeOptions:
         if self.profile_posts is not None:
             return self.profile_posts
         return 0 if self.protocol in _WITHOUT_POSTS else 10
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The values for the chat template.
+
+        Raises:
+          RunError: they are no JSON object.
+        """
+        if self.chat_template_kwargs is None:
+            return {}
+        given = parse_json(self.chat_template_kwargs.encode(), where="--chat-template-kwargs", error=RunError)
+        if not isinstance(given, dict) or not given:
+            raise RunError(
+                f"--chat-template-kwargs: expected a JSON object with a value, found {quote(self.chat_template_kwargs)}"
+            )
+        return given
 
     def check(self, *, local: bool) -> None:
         """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""
@@ -97,6 +132,34 @@ class JudgeOptions:
             raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
         if self.reason and paper:
             raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
+        words = {
+            "--reason-tokens": self.reason_tokens is not None,
+            "--temperature": self.temperature != 0,
+            "--votes": self.votes != 1,
+        }
+        if given := [flag for flag, is_given in words.items() if is_given]:
+            names = ", ".join(given)
+            if paper:
+                raise RunError(f"{names}: the paper's protocols decide how their judges reply: leave it out")
+            if local and not self.reason:
+                raise RunError(
+                    f"{names}: a MODEL replies in words with --reason alone: add it, or leave this out"
+                )
+        for flag, number, least in (("--reason-tokens", self.reason_tokens, 1), ("--votes", self.votes, 1)):
+            if number is not None and number < least:
+                raise RunError(f"{flag}: expected {least} or more, found {number}")
+        if not 0 <= self.temperature < math.inf:
+            raise RunError(f"--temperature: expected a finite number from 0, found {self.temperature}")
+        if self.votes > 1 and not self.temperature:
+            raise RunError(
+                f"--votes {self.votes}: at temperature 0 all votes are the same: give a --temperature above 0"
+            )
+        if self.votes > 1 and self.top_logprobs is not None:
+            raise RunError(
+                "--votes: with --top-logprobs every reply is an expected number already: leave one out"
+            )
+        if paper and self.template_variables:
+            raise RunError("--chat-template-kwargs: the paper's scripts give none: leave it out")
         if self.protocol in RUBRICS and self.controls != NO_CONTROLS:
             raise RunError(
                 "--controls: a rubric judge is told what the user wants, without a user too: leave it out"

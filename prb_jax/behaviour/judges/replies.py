@@ -25,6 +25,7 @@ _THOUGHTS: Final = (
 )
 """Marks before and behind the thoughts of models."""
 
+_OPENING_MARKS: Final = "|".join(opened for opened, _ in _THOUGHTS)
 _OPENED, _CLOSED = (re.compile("|".join(marks), re.IGNORECASE) for marks in zip(*_THOUGHTS, strict=True))
 
 _LETTER: Final = re.compile(r"(?:(?:answer|response|option|assistant)\s+)?([ab])(?![\w/'’])", re.IGNORECASE)
@@ -91,6 +92,12 @@ _UNDECIDED: Final = re.compile(
 def has_thoughts(reply: str) -> bool:
     """Return whether a reply holds a mark that begins or ends thoughts."""
     return bool(_OPENED.search(reply) or _CLOSED.search(reply))
+
+
+def opened_thoughts(prompt: str) -> str:
+    """Return the mark that ends a prompt and begins the model's thoughts, as some chat templates have it; else ""."""
+    opened = re.search(rf"(?:{_OPENING_MARKS})\s*\Z", prompt, re.IGNORECASE)
+    return opened[0] if opened else ""
 
 
 def answer_start(reply: str) -> int | None:

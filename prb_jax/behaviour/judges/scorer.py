@@ -37,6 +37,8 @@ class JudgementLine(TypedDict):
     replies: NotRequired[list[str]]
     prompt_tokens: NotRequired[list[int | None]]
     completion_tokens: NotRequired[list[int | None]]
+    finish: NotRequired[list[str | None]]  # of replies in words: why each ends
+    seeds: NotRequired[list[int]]  # of each conversation, where replies are drawn
 
 
 class VerdictLine(TypedDict):
@@ -45,6 +47,8 @@ class VerdictLine(TypedDict):
     first: int
     verdicts: list[str | None]
     letter_mass: NotRequired[list[float]]
+    share: NotRequired[float]  # of the votes that are for response 0: the mean of both orders
+    share_ci95: NotRequired[list[float] | None]
 
 
 class RatingLine(TypedDict):
@@ -71,6 +75,15 @@ class Answer:
     # read-out's tokens together, among all tokens
     values: Sequence[float] = ()
     masses: Sequence[float] = ()
+    seeds: Sequence[int] = ()  # of each conversation, where replies are drawn
+
+    def __add__(self, other: Answer) -> Answer:
+        """Return what a model says to the conversations of both."""
+        joined = {
+            name: (*getattr(self, name), *getattr(other, name))
+            for name in ("replies", "values", "masses", "seeds")
+        }
+        return Answer(self.tokens + other.tokens, max(self.posts_dropped, other.posts_dropped), **joined)
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -81,6 +94,8 @@ class Answer:
             "replies": [reply.text for reply in self.replies],
             "prompt_tokens": [reply.prompt_tokens for reply in self.replies],
             "completion_tokens": [reply.completion_tokens for reply in self.replies],
+            "finish": [reply.finish for reply in self.replies],
+            **({"seeds": list(self.seeds)} if self.seeds else {}),
         }
 
 
@@ -304,6 +319,12 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
     if len(turns) == 1:
         return turns[0].content, shown.responses
     return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns), shown.responses
+
+
+def cut_replies(rows: Sequence[Row]) -> dict[str, int]:
+    """Return the figure "cut_replies", how many reached the most tokens and have no verdict, if there are any."""
+    cut = sum(row.get("finish", []).count("length") for row in rows)
+    return {"cut_replies": cut} if cut else {}
 
 
 def nothing_read(why: str = "replies could not be read", *, undefined: bool) -> dict[str, Any]:
