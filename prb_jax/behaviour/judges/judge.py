@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from prb_jax.behaviour.judges.chat import Drawing, InWords, open_chat
-from prb_jax.behaviour.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
+from prb_jax.behaviour.judges.groups import GroupJudge
+from prb_jax.behaviour.judges.options import (
+    ALL_PAIRS,
+    PAPERS,
+    RUBRIC,
+    RUBRICS,
+    SCORE,
+    JudgeOptions,
+    parse_judge,
+)
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.behaviour.judges.paper import open_paper_judge
 from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
@@ -87,6 +96,9 @@ def open_judge(
         assert model is not None
         letters = load_letters(model, loading, max_length=length)
         protocol = PairJudge(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
+    if options.pairing is not None:
+        assert isinstance(protocol, PairJudge)
+        protocol = GroupJudge(protocol, options.pairing, options.ties, options.seed)
     asked = chat if isinstance(chat, Endpoint) else None
     return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
 
@@ -113,7 +125,13 @@ def open_named_judge(
       CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
     """
     judge, options = parse_judge(name), options or JudgeOptions()
-    protocol = judge.protocol if options.prompts is None else f"paper-{judge.protocol}"
+    protocol = judge.protocol
+    if protocol == TextProtocol.DEFAULT:
+        if options.prompts is not None:
+            raise RunError(f"--prompts: the paper's judge of pairs gives no reward, {name}: leave it out")
+        options = replace(options, pairing=options.pairing or ALL_PAIRS)
+    elif options.prompts is not None:
+        protocol = f"paper-{protocol}"
     endpoint = None
     if judge.url is not None:
         key = os.environ.get(KEY) or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prb_jax.errors import RunError, quote
@@ -21,7 +21,14 @@ JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RU
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
-PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}  # before the name of a judge: how it is asked
+PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC, "pairs:": str(TextProtocol.DEFAULT)}
+"""Before the name of a judge: how it is asked."""
+ALL_PAIRS, CIRCULAR, KNOCK_OUT = "all", "circular", "knock-out"
+PAIRINGS = (ALL_PAIRS, CIRCULAR, KNOCK_OUT)
+"""Which responses of a group a judge of pairs compares."""
+HALF, LOSS, MISSING = "half", "loss", "missing"
+TIES = (HALF, LOSS, MISSING)
+"""What a tie is worth to both responses."""
 
 _WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # unless a user asks for some
 
@@ -59,6 +66,18 @@ class JudgeOptions:
         "than this among all tokens (default: 0.1)",
         "P",
     )
+    pairing: str | None = option(
+        None,
+        "with --protocol default: compare all pairs of the responses of a prompt, each with the next one (circular), "
+        "or winners only (knock-out), and rate each by its results (default: two responses only; all as a reward, "
+        "pairs:MODEL)",
+        choices=PAIRINGS,
+    )
+    ties: str = option(
+        HALF,
+        "with --pairing all or circular: a tie is half a win for both (default), a loss for both, or missing",
+        choices=TIES,
+    )
     prompts: str | None = option(
         None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
     )
@@ -91,7 +110,7 @@ class JudgeOptions:
         "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
         choices=CONTROLS,
     )
-    seed: int = option(0, "of --controls swap, and of replies that are drawn", least=0)
+    seed: int = option(0, "of --controls swap, of replies that are drawn, and of a knock-out", least=0)
     max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
 
     @property
@@ -184,6 +203,18 @@ class JudgeOptions:
                 )
             if not 0 <= self.min_mass <= 1:
                 raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
+        if self.pairing is not None and self.protocol != TextProtocol.DEFAULT:
+            raise RunError(
+                "--pairing: belongs to --protocol default, which compares two responses: leave it out"
+            )
+        for flag, value, known in (
+            ("--pairing", self.pairing or ALL_PAIRS, PAIRINGS),
+            ("--ties", self.ties, TIES),
+        ):
+            if value not in known:
+                raise RunError(f"{flag}: expected one of {', '.join(known)}, found {quote(value)}")
+        if self.ties != HALF and self.pairing in (None, KNOCK_OUT):
+            raise RunError("--ties: belongs to --pairing all or circular: leave it out")
         if self.max_length is not None and not local:
             raise RunError("--max-length: an endpoint has its own limit: leave it out")
         if self.max_length is not None and (paper or self.reason):
@@ -194,13 +225,32 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class JudgeName:
-    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user, and
-    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean)."""
+    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user,
+    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean), and `pairs:MODEL` compares the
+    responses of a prompt with each other."""
 
-    protocol: str  # "score" or "rubric"
+    protocol: str  # "score", "rubric" or "default"
     # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there
     model: str
     url: str | None = None  # of the endpoint; None for a model on this machine
+
+
+OF_REWARDS: Final = (
+    "template pairing ties reason reason_tokens temperature votes top_logprobs chat_template_kwargs"
+)
+"""Options of judges that are rewards."""
+
+_USED_BY: Final = {
+    "template": (SCORE,), "system": (SCORE,), "scale": (SCORE,), "top_logprobs": (SCORE, RUBRIC),
+    "pairing": (PREFIXES["pairs:"],), "ties": (PREFIXES["pairs:"],),
+}  # fmt: skip
+
+
+def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
+    """Return options of several judges without those that have no meaning for the judge of this name."""
+    protocol, plain = parse_judge(name).protocol, JudgeOptions()
+    unused = {key: getattr(plain, key) for key, protocols in _USED_BY.items() if protocol not in protocols}
+    return replace(options, **unused)
 
 
 def is_judge(name: object) -> bool:

@@ -106,6 +106,12 @@ class PairJudge(JudgeProtocol):
         details = {"probability_of_a": answer.values, "letter_mass": answer.masses}
         return (share, 1 - share), {"first": first, "verdicts": letters, **details}
 
+    def is_read(self, details: Mapping[str, Any]) -> bool:
+        """Return whether a verdict could be read in both orders, of what is kept of a judgement."""
+        if "letter_mass" in details:
+            return min(details["letter_mass"]) >= self.min_mass
+        return all(total for _, total in votes_for_first(details["verdicts"]))
+
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of verdicts: the first order shows response 0 as A, the second response 1."""
         verdicts = [row["verdicts"] for row in rows]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired, TypedDict
+from typing import Any, ClassVar, NamedTuple, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 
@@ -99,12 +99,23 @@ class Answer:
         }
 
 
+class Judgement(NamedTuple):
+    """What a judge finds of a comparison."""
+
+    scores: Any  # [K], of the responses
+    details: dict[str, Any]  # what else is kept: verdicts or ratings, probabilities
+    answer: Answer
+
+
 class JudgeProtocol:
     """How a judge is asked about a comparison, and how its answer is read: the base of every protocol."""
 
     model: Any  # that is asked: `prb_jax.behaviour.judges.chat.InWords` or `ByLogits`
     shows_profile: bool = True  # whether it can be shown posts of the user
     line: ClassVar[Any] = RatingLine  # the fields that it adds to a judgement
+    compares: ClassVar[bool] = (
+        False  # whether what a response is worth depends on the others of its comparison
+    )
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
@@ -128,6 +139,23 @@ class JudgeProtocol:
     def ask(self, comparison: Comparison, first: int, posts: int) -> Sequence[Conversation]:
         """Return the conversations about a comparison, with ``posts`` posts of its profile."""
         raise NotImplementedError
+
+    def judge(self, members: Sequence[tuple[Comparison, int]], *, posts: int) -> list[Judgement]:
+        """Return the judgement of each comparison, of which the response with the second number is shown as A first.
+
+        Raises:
+          DataError, RunError: as the model that is asked.
+        """
+        asks = [partial(self.ask, *member) for member in members]
+        answers = self.model.answers([comparison for comparison, _ in members], asks, posts=posts)
+        return [
+            Judgement(*self.read(*member, answer), answer)
+            for member, answer in zip(members, answers, strict=True)
+        ]
+
+    def with_max_length(self, length: int) -> Self:
+        """Return the same protocol, with conversations of at most so many tokens."""
+        return cast(Self, replace(cast(Any, self), model=replace(self.model, max_length=length)))
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
         """Return the scores [K] of the responses, and what else is kept: verdicts or ratings, probabilities."""
@@ -157,6 +185,11 @@ class JudgeScorer(Scorer):
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length")
     judges: ClassVar[bool] = True
     has_prompt: ClassVar[bool] = True
+
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether what a response is worth depends on the others of its comparison."""
+        return self.protocol.compares
 
     @property
     def decided(self) -> str:
@@ -225,9 +258,9 @@ class JudgeScorer(Scorer):
         view = view or self.choose_view(ViewOptions()).view
         posts = view.profile_posts
         if self.folder is None:
-            judge: Any = self.protocol
+            judge = self.protocol
             if view.max_length is not None:
-                judge = replace(judge, model=replace(judge.model, max_length=view.max_length))
+                judge = self.protocol.with_max_length(view.max_length)
             firsts = [0] * len(comparisons)
             kept = contextlib.nullcontext()
         else:
@@ -241,12 +274,11 @@ class JudgeScorer(Scorer):
 
         def judged(indices: Sequence[int]) -> ScoredBatch:
             part = [(comparisons[index], firsts[index]) for index in indices]
-            asks = [partial(judge.ask, *member) for member in part]
-            answers = judge.model.answers([comparison for comparison, _ in part], asks, posts=posts)
+            judgements = judge.judge(part, posts=posts)
+            answers = [judgement.answer for judgement in judgements]
             rows: list[Row] = []
             scores: list[np.ndarray] = []
-            for member, answer in zip(part, answers, strict=True):
-                values, details = judge.read(*member, answer)
+            for member, (values, details, answer) in zip(part, judgements, strict=True):
                 row = {
                     "id": member[0].id,
                     "judge": self._digest,
@@ -302,11 +334,11 @@ class JudgeScorer(Scorer):
             return figures
         totals: dict[str, int | None] = {}
         for key in ("prompt_tokens", "completion_tokens"):
-            counts = [count for row in rows for count in row[key]]
+            counts = [count for row in rows for count in row.get(key, ())]
             totals[key] = None if None in counts else sum(counts)
         return {
             **figures,
-            "requests": sum(len(row["replies"]) for row in rows),
+            "requests": sum(len(row.get("replies", ())) for row in rows),
             **totals,
             "cost_dollars": self.endpoint.cost(totals["prompt_tokens"], totals["completion_tokens"]),
         }
