@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from prb_jax.behaviour.judges.chat import Drawing, InWords, open_chat
+from prb_jax.behaviour.judges.formats import GENERATIVE, TOKENS, find_generative
+from prb_jax.behaviour.judges.generative import open_generative
 from prb_jax.behaviour.judges.groups import GroupJudge
 from prb_jax.behaviour.judges.options import (
     ALL_PAIRS,
@@ -17,6 +19,7 @@ from prb_jax.behaviour.judges.options import (
     RUBRICS,
     SCORE,
     JudgeOptions,
+    generative_of,
     parse_judge,
 )
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
@@ -61,13 +64,15 @@ def open_judge(
             f"--no-temperature: replies are drawn at {options.temperature:g}: expected --temperature 1"
         )
     chat = None
-    if not local or options.protocol in PAPERS or options.reason or model is None:
+    row = GENERATIVE.get(options.protocol)
+    if not local or options.protocol in PAPERS or options.reason or row is not None or model is None:
         drawn = options.temperature > 0
         chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge", exact=drawn)
     length = options.max_length
     in_words = partial(
         InWords,
-        max_new_tokens=options.reason_tokens or (REASON_TOKENS if options.reason else LETTER_TOKENS),
+        max_new_tokens=options.reason_tokens
+        or (TOKENS if row is not None else REASON_TOKENS if options.reason else LETTER_TOKENS),
         drawing=Drawing(options.temperature, options.votes, options.seed) if options.temperature else None,
         template_variables={} if local else variables,
         limited=options.reason_tokens is not None,
@@ -78,6 +83,9 @@ def open_judge(
         protocol: JudgeProtocol = open_paper_judge(
             chat, options.protocol, prompts=options.prompts, template=options.template
         )
+    elif row is not None:
+        assert chat is not None
+        protocol = open_generative(row, in_words(chat, alternatives=options.top_logprobs), options)
     elif options.protocol in (SCORE, RUBRIC):
         rubric = options.protocol == RUBRIC
         template = read_template(
@@ -115,7 +123,8 @@ def open_named_judge(
 
     Args:
       name: of the judge.
-      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts. A
+        generative reward model (`GENERATIVE_MODELS`) is asked in its own format.
       loading: of a model on this machine.
       cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
       concurrency: requests at a time.
@@ -125,13 +134,14 @@ def open_named_judge(
       CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
     """
     judge, options = parse_judge(name), options or JudgeOptions()
-    protocol = judge.protocol
+    protocol, row = judge.protocol, generative_of(judge)
     if protocol == TextProtocol.DEFAULT:
         if options.prompts is not None:
             raise RunError(f"--prompts: the paper's judge of pairs gives no reward, {name}: leave it out")
         options = replace(options, pairing=options.pairing or ALL_PAIRS)
     elif options.prompts is not None:
         protocol = f"paper-{protocol}"
+    protocol = protocol if row is None or options.prompts is not None else row.name
     endpoint = None
     if judge.url is not None:
         key = os.environ.get(KEY) or None
@@ -176,6 +186,11 @@ def judge(
       DataError: a comparison that is no pair (but for "score"), or too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
+    name_of_model = str(model) if endpoint is None else endpoint.model
+    known = find_generative(name_of_model)
+    if known is not None and options.protocol not in GENERATIVE:
+        problem = f"is a generative reward model with a format of its own: expected --protocol {known.name}"
+        warnings.warn(f"{name_of_model}: {problem}", PrbWarning, stacklevel=2)
     refuse_together(endpoint=endpoint, part=part)
     if model is not None:
         asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from prb_jax.behaviour.judges.formats import GENERATIVE, GenerativeModel, find_generative
 from prb_jax.errors import RunError, quote
 from prb_jax.records.options import option, section
 from prb_jax.records.reading import parse_json
@@ -16,11 +17,12 @@ from prb_jax.text.visible import TextProtocol
 SCORE: Final = "score"
 RUBRIC: Final = "rubric"
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
-JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RUBRIC)
+JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
 """How a judge can be asked."""
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
+SINGLE = tuple(name for name, row in GENERATIVE.items() if row.single)  # generative models of one response
 PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC, "pairs:": str(TextProtocol.DEFAULT)}
 """Before the name of a judge: how it is asked."""
 ALL_PAIRS, CIRCULAR, KNOCK_OUT = "all", "circular", "knock-out"
@@ -41,7 +43,8 @@ class JudgeOptions:
         str(TextProtocol.DEFAULT),
         "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
         "number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
-        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
+        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask; others: the format of a "
+        "generative reward model",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
@@ -151,6 +154,9 @@ class JudgeOptions:
             raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
         if self.reason and paper:
             raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
+        generative = GENERATIVE.get(self.protocol)
+        if self.reason and generative:
+            raise RunError(f"--reason: {self.protocol} thinks unasked: leave it out")
         words = {
             "--reason-tokens": self.reason_tokens is not None,
             "--temperature": self.temperature != 0,
@@ -160,7 +166,7 @@ class JudgeOptions:
             names = ", ".join(given)
             if paper:
                 raise RunError(f"{names}: the paper's protocols decide how their judges reply: leave it out")
-            if local and not self.reason:
+            if local and not (self.reason or generative):
                 raise RunError(
                     f"{names}: a MODEL replies in words with --reason alone: add it, or leave this out"
                 )
@@ -184,10 +190,10 @@ class JudgeOptions:
                 "--controls: a rubric judge is told what the user wants, without a user too: leave it out"
             )
         for flag, value, protocols in (
-            ("--template", self.template, (SCORE, RUBRIC, PAPER_SCORE)),
-            ("--system", self.system, (SCORE, RUBRIC)),
+            ("--template", self.template, (SCORE, RUBRIC, PAPER_SCORE, *GENERATIVE)),
+            ("--system", self.system, (SCORE, RUBRIC, *GENERATIVE)),
             ("--scale", self.scale, (SCORE,)),
-            ("--top-logprobs", self.top_logprobs, (SCORE, RUBRIC)),
+            ("--top-logprobs", self.top_logprobs, (SCORE, RUBRIC, *SINGLE)),
         ):
             if value is not None and self.protocol not in protocols:
                 raise RunError(f"{flag}: belongs to --protocol {' or '.join(protocols)}: leave it out")
@@ -203,7 +209,8 @@ class JudgeOptions:
                 )
             if not 0 <= self.min_mass <= 1:
                 raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
-        if self.pairing is not None and self.protocol != TextProtocol.DEFAULT:
+        pairs = generative is not None and not generative.single
+        if self.pairing is not None and self.protocol != TextProtocol.DEFAULT and not pairs:
             raise RunError(
                 "--pairing: belongs to --protocol default, which compares two responses: leave it out"
             )
@@ -217,7 +224,7 @@ class JudgeOptions:
             raise RunError("--ties: belongs to --pairing all or circular: leave it out")
         if self.max_length is not None and not local:
             raise RunError("--max-length: an endpoint has its own limit: leave it out")
-        if self.max_length is not None and (paper or self.reason):
+        if self.max_length is not None and (paper or self.reason or generative):
             raise RunError(
                 "--max-length: a judge that replies in words has the model's own limit: leave it out"
             )
@@ -248,9 +255,22 @@ _USED_BY: Final = {
 
 def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
     """Return options of several judges without those that have no meaning for the judge of this name."""
-    protocol, plain = parse_judge(name).protocol, JudgeOptions()
-    unused = {key: getattr(plain, key) for key, protocols in _USED_BY.items() if protocol not in protocols}
+    judge, plain = parse_judge(name), JudgeOptions()
+    unused = {
+        key: getattr(plain, key) for key, protocols in _USED_BY.items() if judge.protocol not in protocols
+    }
+    if row := generative_of(judge):  # one without roles needs the template of its card
+        unused = {
+            key: value for key, value in unused.items() if row.roles or key not in ("template", "system")
+        }
     return replace(options, **unused)
+
+
+def generative_of(judge: JudgeName) -> GenerativeModel | None:
+    """Return the row of a judge that is a generative reward model of what its name asks for: pairs or responses."""
+    row = find_generative(judge.model)
+    asked = SCORE if row is not None and row.single else str(TextProtocol.DEFAULT)
+    return row if judge.protocol == asked else None
 
 
 def is_judge(name: object) -> bool:

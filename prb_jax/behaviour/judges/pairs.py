@@ -92,7 +92,7 @@ class PairJudge(JudgeProtocol):
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
         if answer.replies:
-            verdicts = [None if reply.is_cut else read_verdict(reply.text) for reply in answer.replies]
+            verdicts = [None if reply.is_cut else self.verdict(reply.text) for reply in answer.replies]
             counts = votes_for_first(verdicts)
             share, bounds = vote_share(counts)
             details = {"share": share, "share_ci95": bounds} if len(verdicts) > 2 else {}
@@ -105,6 +105,10 @@ class PairJudge(JudgeProtocol):
         share = (of_first + (1 - of_second)) / 2 if min(answer.masses) >= self.min_mass else np.float32(0.5)
         details = {"probability_of_a": answer.values, "letter_mass": answer.masses}
         return (share, 1 - share), {"first": first, "verdicts": letters, **details}
+
+    def verdict(self, reply: str) -> str | None:
+        """Return A or B, what a reply says; None if it has no verdict."""
+        return read_verdict(reply)
 
     def is_read(self, details: Mapping[str, Any]) -> bool:
         """Return whether a verdict could be read in both orders, of what is kept of a judgement."""

@@ -288,7 +288,11 @@ class Ratings(JudgeProtocol):
 
     def check(self, comparison: Comparison) -> None:
         super().check(comparison)
-        self.template.questions(comparison)
+        self._questions(comparison)
+
+    def _questions(self, comparison: Comparison) -> int:
+        """How many numbers each response is asked for."""
+        return self.template.questions(comparison)
 
     def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
         self.template.questions(comparison)
@@ -297,7 +301,7 @@ class Ratings(JudgeProtocol):
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
         read: list[tuple[float | None, float | None]] = [self._read(reply) for reply in answer.replies]
         read = read or list(zip(answer.values, answer.masses, strict=True))
-        questions, votes = self.template.questions(comparison), self._votes
+        questions, votes = self._questions(comparison), self._votes
         numbers = [_mean_vote(read[start : start + votes]) for start in range(0, len(read), votes)]
         values = [number for number, _ in numbers]
         groups = [values[start : start + questions] for start in range(0, len(values), questions)]
