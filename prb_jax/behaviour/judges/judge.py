@@ -15,6 +15,7 @@ from prb_jax.behaviour.judges.groups import GroupJudge
 from prb_jax.behaviour.judges.options import (
     ALL_PAIRS,
     PAPERS,
+    RANKING,
     RUBRIC,
     RUBRICS,
     SCORE,
@@ -24,6 +25,7 @@ from prb_jax.behaviour.judges.options import (
 )
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.behaviour.judges.paper import open_paper_judge
+from prb_jax.behaviour.judges.ranking import RankJudge
 from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.errors import PrbWarning, RunError
@@ -83,6 +85,9 @@ def open_judge(
         protocol: JudgeProtocol = open_paper_judge(
             chat, options.protocol, prompts=options.prompts, template=options.template
         )
+    elif options.protocol == RANKING:
+        assert chat is not None
+        protocol = RankJudge(in_words(chat), options.reason, options.seed)
     elif row is not None:
         assert chat is not None
         protocol = open_generative(row, in_words(chat, alternatives=options.top_logprobs), options)
@@ -183,7 +188,7 @@ def judge(
     Raises:
       RunError: both or neither of model and endpoint; options that do not go together; an endpoint that refuses, is
         down or lies; and what `prb_jax.evaluate` raises.
-      DataError: a comparison that is no pair (but for "score"), or too long.
+      DataError: a comparison that is no pair (but for "score", "rubric", "ranking" and groups), or too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
     name_of_model = str(model) if endpoint is None else endpoint.model

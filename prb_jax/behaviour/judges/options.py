@@ -17,7 +17,8 @@ from prb_jax.text.visible import TextProtocol
 SCORE: Final = "score"
 RUBRIC: Final = "rubric"
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
-JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
+RANKING: Final = "ranking"
+JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, RANKING, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
 """How a judge can be asked."""
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
@@ -42,9 +43,9 @@ class JudgeOptions:
     protocol: str = option(
         str(TextProtocol.DEFAULT),
         "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
-        "number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
-        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask; others: the format of a "
-        "generative reward model",
+        "number for each response by itself; ranking: the best of all responses, as on RewardBench 2; rubric: 0, 1 or "
+        "2 for each aspect of the true rubric (an upper bound); paper-score, paper-rubric: these two as the scripts of "
+        "Personalised RewardBench ask; others: the format of a generative reward model",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
@@ -113,7 +114,9 @@ class JudgeOptions:
         "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
         choices=CONTROLS,
     )
-    seed: int = option(0, "of --controls swap, of replies that are drawn, and of a knock-out", least=0)
+    seed: int = option(
+        0, "of --controls swap, of replies that are drawn, of a knock-out and of a ranking", least=0
+    )
     max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
 
     @property
@@ -197,6 +200,8 @@ class JudgeOptions:
         ):
             if value is not None and self.protocol not in protocols:
                 raise RunError(f"{flag}: belongs to --protocol {' or '.join(protocols)}: leave it out")
+        if self.protocol == RANKING and local and not self.reason:
+            raise RunError("--protocol ranking: a MODEL names the best response in words: add --reason")
         if self.top_logprobs is not None and local:
             raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
         if self.top_logprobs is not None and self.top_logprobs < 1:
