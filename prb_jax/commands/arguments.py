@@ -162,15 +162,19 @@ class Parser(argparse.ArgumentParser):
         from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
         from prb_jax.behaviour.judges.options import JudgeOptions
 
-        about = {
-            "template": "of judge:MODEL, as of `prb judge`",
-            "top_logprobs": "of judge:URL#NAME, as of `prb judge`",
-            "pairing": "of pairs:MODEL: compare all pairs of the responses of a prompt (default), each with the next "
-            "one (circular), or winners only (knock-out)",
-            "ties": "of pairs:MODEL: a tie is half a win for both (default), a loss for both, or missing",
-        }
+        pairing = (
+            "of pairs:MODEL: compare all pairs of the responses of a prompt (default), each with the next one "
+            "(circular), or winners only (knock-out)"
+        )
         self.fields(
-            JudgeOptions, OF_JUDGES, **{name: {"meaning": meaning} for name, meaning in about.items()}
+            JudgeOptions,
+            OF_JUDGES,
+            template={"meaning": "of judge:MODEL, as of `prb judge`"},
+            top_logprobs={"meaning": "of judge:URL#NAME, as of `prb judge`"},
+            pairing={"meaning": pairing},
+            ties={
+                "meaning": "of pairs:MODEL: a tie is half a win for both (default), a loss for both, or missing"
+            },
         )
 
     def part(self, does: str) -> None:
