@@ -8,12 +8,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.errors import printable
 from prb_jax.models.readouts.load_options import IMPLICIT
 from prb_jax.records.options import Option, from_flat, options_of
 from prb_jax.scoring import HISTORY
+
+if TYPE_CHECKING:
+    from prb_jax.behaviour.judges.options import JudgeOptions
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -152,6 +155,26 @@ class Parser(argparse.ArgumentParser):
             options.endpoint, options.model, **{name: getattr(options, name) for name in names}
         )
 
+    def judge(self) -> None:
+        """Add the options of judges that are rewards, which `asked_judge` reads."""
+        from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
+        from prb_jax.behaviour.judges.options import JudgeOptions
+
+        pairing = (
+            "of pairs:MODEL: compare all pairs of the responses of a prompt (default), each with the next one "
+            "(circular), or winners only (knock-out)"
+        )
+        self.fields(
+            JudgeOptions,
+            OF_JUDGES,
+            template={"meaning": "of judge:MODEL, as of `prb judge`"},
+            top_logprobs={"meaning": "of judge:URL#NAME, as of `prb judge`"},
+            pairing={"meaning": pairing},
+            ties={
+                "meaning": "of pairs:MODEL: a tie is half a win for both (default), a loss for both, or missing"
+            },
+        )
+
     def part(self, does: str) -> None:
         """Add `--part`; `does` says what is done with a part."""
         about = f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
@@ -280,6 +303,15 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
         if flag in flags:
             values[name] = tuple(flags[flag]) if isinstance(flags[flag], list) else flags[flag]
     return from_flat(kind, values | more)
+
+
+def asked_judge(options: argparse.Namespace, **more: Any) -> JudgeOptions | None:
+    """Return how judges are asked that are rewards, by the flags of `Parser.judge`; None where no flag is given."""
+    from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
+    from prb_jax.behaviour.judges.options import JudgeOptions
+
+    asked = JudgeOptions(**{name: getattr(options, name) for name in OF_JUDGES.split()}, **more)
+    return None if asked == JudgeOptions() else asked
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, not_negative, positive
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, asked_judge, call, chosen, not_negative, positive
 from prb_jax.commands.process import hide_torch, print_table, start
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -76,23 +76,19 @@ def add_serve(sub: Parser) -> None:
     sub.option(
         "MODEL",
         "what `prb evaluate` takes; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
-        "endpoint), a language model that rates each response",
+        "endpoint), a language model that rates each response, or pairs:MODEL, which compares those of a prompt",
     )
     sub.fields(ServeOptions)
-    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
-    sub.option("--top-logprobs N", "of judge:URL#NAME, as of `prb judge`", positive)
+    sub.judge()
     sub.fields(LoadOptions)
 
 
 def run_serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     start(options)
-    from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.scoring.remote.score_server import TOKEN
     from prb_jax.serving.options import ServeOptions
     from prb_jax.serving.serve import serve
 
-    asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
-    judge = None if asked == JudgeOptions() else asked
-    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=judge)
+    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=asked_judge(options))
     serve(options.model, options=serving, loading=chosen(options, LoadOptions))

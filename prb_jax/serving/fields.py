@@ -194,6 +194,34 @@ def _content(value: object, name: str) -> str:
     return "".join(parts)
 
 
+def output_text(value: object, name: str) -> str:
+    """Return the text of an object of the Responses API: of all messages in its `output`.
+
+    Raises:
+      DataError: it has no text, or its messages hold something else.
+    """
+    given = fields.mapping(value, WHERE, name)
+    parts = []
+    for k, entry in enumerate(fields.sequence(given.get("output"), WHERE, f"{name}.output")):
+        where = f"{name}.output[{k}]"
+        item = fields.mapping(entry, WHERE, where)
+        if item.get("type") == "reasoning":
+            continue
+        if item.get("type") != "message":
+            expected = f"expected message or reasoning, found {quote(item.get('type'))}"
+            fields.fail(WHERE, f"{where}.type", expected)
+        for number, one in enumerate(fields.sequence(item.get("content"), WHERE, f"{where}.content")):
+            part = fields.mapping(one, WHERE, f"{where}.content[{number}]")
+            if part.get("type") != "output_text":
+                about = f"expected output_text, found {quote(part.get('type'))}"
+                fields.fail(WHERE, f"{where}.content[{number}].type", about)
+            parts.append(fields.text(part.get("text"), WHERE, f"{where}.content[{number}].text"))
+    text = "".join(parts)
+    if not text.strip():
+        fields.fail(WHERE, f"{name}.output", "expected a message with output_text, found no text")
+    return text
+
+
 def users(body: Body, count: int) -> list[str | None]:
     """Return the user of each of `count` responses: `user_id` is one for all, or a list with one for each."""
     value = body.get("user_id")

@@ -1,7 +1,8 @@
 """The request shapes of the clients in use: JSON in, items to score; scores, JSON out. No HTTP here.
 
 Sources: the reward server of Personalised RewardBench (`/score`), the pooling API of vLLM (`/classify`, `/pooling`,
-`/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward.
+`/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward,
+NeMo Gym's `/compare`.
 """
 
 from __future__ import annotations
@@ -190,6 +191,27 @@ def _number(scores: Sequence[Score], model: str) -> Any:
     return scores[0].value
 
 
+def compare(body: Body) -> ScoreRequest:
+    """``/compare`` of NeMo Gym: {conversation_history, response_objs}: the rewards of all responses to one prompt.
+
+    Each response is an object of the Responses API, of whose output the texts are read (`output_text`), and its
+    reasoning is not. `user_id` and `profile` say whose rewards they are.
+    """
+    objects = checks.sequence(body.get("response_objs"), WHERE, "response_objs")
+    if not objects:
+        checks.fail(WHERE, "response_objs", "expected at least one response, found none")
+    body.sizes.check_count(len(objects), WHERE)
+    if body.get("principle") is not None:
+        checks.fail(WHERE, "principle", "not read here; give what the user wishes as 'profile'")
+    prompt = fields.messages(body.get("conversation_history"), "conversation_history")
+    texts = [fields.output_text(one, f"response_objs[{k}]") for k, one in enumerate(objects)]
+    return ScoreRequest(_answers(body, [prompt] * len(texts), texts), _compared, _activation(body))
+
+
+def _compared(scores: Sequence[Score], model: str) -> Any:
+    return {"rewards": [score.value for score in scores], "comparison_results": None, "metrics": None}
+
+
 ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/score": score,
     "/v1/score": score,
@@ -202,6 +224,7 @@ ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/v1/embeddings": embeddings,
     "/get_reward": get_reward,
     "/slime": bare_number,
+    "/compare": compare,
 }
 """By path, how a request is understood."""
 

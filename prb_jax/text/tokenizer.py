@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,7 @@ class ChatTokenizer(TokenizerIds):
     def _apply(self, spoken: list[list[dict[str, str]]], generation_prompt: bool) -> list[str]:
         render, special = compile_template(self.template.text), self.tokenizer.special_tokens_map
         given = {**special, "tools": None, "documents": None, "add_generation_prompt": generation_prompt}
+        given |= dict(self.template.variables)
         return [render(messages=messages, **given) for messages in spoken]
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -210,6 +211,7 @@ def load_tokenizer(
     *,
     revision: str | None = None,
     chat_template: str | None = None,
+    template_variables: Mapping[str, Any] | None = None,
     rules: TextRules = PLAIN_RULES,
 ) -> ChatTokenizer:
     """Loads a tokenizer and fixes the chat template it is used with.
@@ -218,11 +220,12 @@ def load_tokenizer(
       source: Folder, hub id, or tokenizer of transformers, which is copied.
       chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
         name of one of the rules' templates; a file with a Jinja template, or its text.
+      template_variables: Values of variables that the template reads, as enable_thinking.
       rules: what the model needs beside the template.
 
     Raises:
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
-        no chat template, or its template fails on a plain exchange or writes BOS twice.
+        no chat template, or its template fails on a plain exchange, writes BOS twice, or reads no such variable.
     """
     if isinstance(source, str | Path):
         name = str(source)
@@ -231,6 +234,7 @@ def load_tokenizer(
         name = str(getattr(source, "name_or_path", "") or type(source).__name__)
         tokenizer = checked_tokenizer(copy.deepcopy(source), name)
     template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
+    template = template.with_variables(template_variables or {}, where=name)
     chat = ChatTokenizer(
         name=name,
         template=template,

@@ -130,7 +130,7 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("**/replies"))
         with pytest.raises(prb.DataError, match=r"completion 0: .*names no number of its scale"):
             prb.reward_fn(judge)(prompts=[QUESTION], completions=["silent"])
-        alone = "rates each response by itself.*A verdict between two responses gives none"
+        alone = "has prompts of its own: leave it out; pairs:MODEL compares the responses of a prompt"
         for given, options, message in (
             (judge, {"protocol": "paper"}, alone),
             (judge, {"max_length": 99}, "has its own limit"),

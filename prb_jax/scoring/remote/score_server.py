@@ -158,6 +158,11 @@ class RemoteScorer(ScoreClient):
             f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
         ]
 
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the server has a judge that compares the responses of a prompt."""
+        return self._model["identity"].get("judge") == "pairs"
+
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
