@@ -49,7 +49,9 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
             published.left_out["pairs of equal responses"] += 1
             continue
         names = ("id", "user_id", "prompt", "chosen", "rejected")
-        record: dict[str, Any] = dict(zip(names, (f"{user}/{numbers[user]}", user, messages, *responses), strict=True))
+        record: dict[str, Any] = dict(
+            zip(names, (f"{user}/{numbers[user]}", user, messages, *responses), strict=True)
+        )
         if split == _HISTORY:
             if wanted == _HISTORY:
                 yield where, {**record, "profile": histories.posts(user, responses)}

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import seams
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.records.benchmarks import get_benchmark, people, personalllm, rmgap
-from prb_jax.records.benchmarks.benchmark import score_intervals
+from prb_jax.records.benchmarks.benchmark import Benchmark, score_intervals
 from prb_jax.records.benchmarks.evaluesteer import FAMILIES
 from prb_jax.records.items import Held
-from prb_jax.records.sources.reading import describe_source, each_comparison, read_comparisons
+from prb_jax.records.sources.prepare import prepare
+from prb_jax.records.sources.reading import benchmark_of, describe_source, each_comparison, read_comparisons
 from prb_jax.records.sources.source import same_subset
 from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import read_population
@@ -635,3 +637,27 @@ def test_crossed_people_have_no_interval_by_user(tmp_path):
     assert benchmark["score_ci95_reason"].startswith("several users judge the same responses")
     assert set(benchmark["figures_ci95"].values()) == {None}
     assert result.summary["ci95"] is not None
+
+
+def test_a_plugin_that_fails_while_it_reads_is_named(tmp_path, monkeypatch):
+    def records(published):
+        for place, row in published.rows:
+            yield place.where, {"id": row["name"], "question": "?", "chosen": "a", "rejected": "b"}
+
+    mine = Benchmark(
+        name="mine", rule="any", score=people.score, home="x", columns=("name",), records=records
+    )
+    monkeypatch.setattr(seams, "_registered", {})
+    seams.register_plugin("benchmarks", "mine", mine)
+    path = write_lines(tmp_path / "x.jsonl", [{"name": "1"}, {"title": "2"}])
+    first = next(iter(each_comparison(f"mine:{path}")))
+    assert first.responses == ("a", "b")
+    with pytest.raises(RunError, match=r"registered, of module .*: fails: KeyError: 'name'"):
+        read_comparisons(f"mine:{path}")
+
+
+def test_a_prepared_data_set_keeps_its_rule(tmp_path):
+    source = f"prism:{WRITERS['prism'](tmp_path / 'data')}"
+    prepare([source], out=tmp_path / "prepared")
+    assert read_comparisons(tmp_path / "prepared") == read_comparisons(source)
+    assert benchmark_of(tmp_path / "prepared") == "prism"
