@@ -243,6 +243,15 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
         f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
         "that the interval of the gain lies above 0"
     )
+    needed = plan["needed"]
+    gain = f"\na gain of {needed['gain']:g}"
+    if needed["people"] is None:
+        note += f"{gain} cannot be planned for: no simulated study has an interval; try more --people or --repeats"
+    else:
+        note += (
+            f"{gain} is found in {needed['power']:.0%} of studies of {needed['people']:,} people, with "
+            f"{needed['choices']:,} choices predicted"
+        )
     return Table.of(title, plan["rows"], columns, note=note)
 
 

@@ -66,10 +66,17 @@ def benchmark_scores(
         users = [clusters.users[position] for position in positions]
         score = benchmark.score(benchmark_rows).to_json()
         none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
-        intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed, resamples=RESAMPLES)
+        unknown = undefined
+        if unknown is None and clusters.take(positions).responses is not None:
+            unknown = (
+                "several users judge the same responses, and the draws are by user: see ci95 of the accuracy"
+            )
+        if unknown is None:
+            intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed, resamples=RESAMPLES)
+        else:
+            intervals = {"score_ci95": None, "score_ci95_reason": unknown, "figures_ci95": none["figures"]}
         if undefined is not None:
-            reason = {"score_ci95_reason": undefined, "figures_ci95": none["figures"]}
-            score, intervals = none, {"score_ci95": None, **reason}
+            score = none
         scores[name] = {
             "rule": benchmark.rule,
             **score,

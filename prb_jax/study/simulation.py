@@ -6,7 +6,8 @@ gain" means a poor method or poor data. `prb personalise --plan`: how many peopl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,9 @@ DRAWS: Final = 8
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3
+GAIN: Final = 0.01  # in accuracy, for which a plan says how many people it takes
+POWER: Final = 0.8
+_POWER_QUANTILE: Final = 0.8416  # of the normal distribution, at POWER
 PRIOR_SPLITS: Final = 5  # the prior is estimated on all but a fifth of the people, on whom it is tested
 
 
@@ -148,7 +152,8 @@ def plan_study(
       "ceiling": the expected gain in accuracy over knowing nobody, of the data's people with `shots` choices
       ("choices") and of the whole person ("person"); "rows": for each number of people "people", "choices", "gain" and
       "ci95_half", means over the repeats of the difference to pooled and of the half width of its interval, and
-      "power", the chance that the interval lies above 0, by the normal approximation.
+      "power", the chance that the interval lies above 0, by the normal approximation; "needed": what
+      :func:`people_needed` returns.
 
     Raises:
       PrbError: the data cannot be used, or hold nothing personal that could be planned for.
@@ -198,6 +203,7 @@ def plan_study(
             "prior": {name: float(value) for name, value in prior.numbers.items()},
             "ceiling": {"choices": best[PLAIN] - best[NO_USER], "person": best[KNOWN] - best[NO_USER]},
             "rows": rows,
+            "needed": people_needed(rows),
         }
         write_json(folder / PLAN, plan)
     return plan
@@ -260,3 +266,18 @@ def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "ci95_half": half,
         "power": float(ndtr(1.96 * (gain / half - 1))),
     }
+
+
+def people_needed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many people, and predicted choices of theirs, find a gain of `GAIN` in `POWER` of all studies.
+
+    The width of an interval falls with the root of the number of people: its constant is the mean over the rows of a
+    plan. Both numbers are None if no row has an interval.
+    """
+    known = [row for row in rows if row["ci95_half"] is not None]
+    people = choices = None
+    if known:
+        half = GAIN * 1.96 / (1.96 + _POWER_QUANTILE)
+        people = math.ceil(np.mean([row["people"] * row["ci95_half"] ** 2 for row in known]) / half**2)
+        choices = math.ceil(people * np.mean([row["choices"] / row["people"] for row in known]))
+    return {"gain": GAIN, "power": POWER, "people": people, "choices": choices}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import prb_jax as prb
 from prb_jax.errors import DataError
@@ -21,9 +23,10 @@ from prb_jax.study.ask import known_of_person
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
+from prb_jax.study.simulation import ceiling, draw_choices, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
+from tests.records.benchmarks.people_layouts import STUDIES, WRITERS, features_of
 from tests.reports.conftest import printed
 from tests.study.people import QUICK, WIDTH, PlantedFeatures, planted_people
 
@@ -117,6 +120,46 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert figures["accuracy"] > nobody["accuracy"]
 
 
+def test_how_many_people_a_gain_takes() -> None:
+    rows = [
+        {"people": people, "choices": 3 * people, "ci95_half": 0.5 / people**0.5} for people in (50, 100, 400)
+    ]
+    needed = people_needed([*rows, {"people": 20, "choices": 60, "ci95_half": None}])
+    # Two-sided at 0.05 with power 0.8, for a standard error of 0.5 / 1.96 / sqrt(people).
+    people = (0.5 / 1.96 * (norm.ppf(0.975) + norm.ppf(0.8)) / 0.01) ** 2
+    assert needed["people"] == pytest.approx(people, rel=1e-3)
+    assert needed["choices"] == pytest.approx(3 * people, rel=1e-3)
+    half = 0.5 / needed["people"] ** 0.5
+    row = {"n": 9, "diff_to_pooled": 0.01, "diff_to_pooled_ci95": [0.01 - half, 0.01 + half]}
+    assert power_of([row])["power"] == pytest.approx(0.8, abs=1e-3)
+    assert people_needed(rows[:0])["people"] is None
+
+
+class WordedFeatures(PlantedFeatures):
+    """Features of the responses of a layout, and zeros for other texts."""
+
+    def rows(self, texts: Sequence[str]) -> np.ndarray:
+        return np.stack([features_of(text) for text in texts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_plan_on_each_data_set_of_people(tmp_path: Path, name: str) -> None:
+    source = f"{name}:{WRITERS[name](tmp_path / 'data', **STUDIES[name])}"
+    write_features(WordedFeatures(), source, out=tmp_path / "features", progress=False)
+    plan = plan_study(
+        source, backbone=tmp_path / "features", out=tmp_path / "plan", people=(40,), shots=4, repeats=1,
+        settings=FEW, progress=False,
+    )  # fmt: skip
+    text = printed(render_plan(plan))
+    if plan["needed"]["people"] is None:
+        assert {row["ci95_half"] for row in plan["rows"]} == {None}
+        assert "a gain of 0.01 cannot be planned for" in text
+    else:
+        assert plan["needed"]["people"] > 40
+        assert "a gain of 0.01 is found in 80% of studies of" in " ".join(text.split())
+
+
 @pytest.mark.slow
 def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path, study: Study) -> None:
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
@@ -135,6 +178,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     assert 0 < many["power"] < 1
     assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
     assert "60" in printed(render_plan(plan))
+    assert plan["needed"] == people_needed(plan["rows"])
     alike = planted_people(PlantedFeatures(), users=60, own=0.0)
     write_features(PlantedFeatures(), alike, out=work / "alike", progress=False)
     with pytest.raises(DataError, match="nothing personal in these data"):

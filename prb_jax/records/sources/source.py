@@ -40,8 +40,8 @@ def short_name(subset: str) -> str:
 
 
 def same_subset(name: str | None, wanted: str) -> bool:
-    """Whether a subset is the one that is wanted, in any spelling."""
-    return name is not None and short_name(name) == short_name(wanted)
+    """Whether a subset is the one that is wanted, in any spelling, or a part of its name is: "en" of "en/balanced"."""
+    return name is not None and short_name(wanted) in (short_name(name), *name.split("/"))
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,14 @@ class Source:
 
     def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
         """Yield the records, unchecked; those of one config where the subset names one of several.
+
+        Raises:
+          DataError: they cannot be read.
+        """
+        raise NotImplementedError
+
+    def splits(self, config: str | None) -> list[str]:
+        """Return the names of all splits, of one config where there are several.
 
         Raises:
           DataError: they cannot be read.
