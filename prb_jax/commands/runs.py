@@ -30,6 +30,10 @@ def add_compare(sub: Parser) -> None:
     _add_logs(sub)
     sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
     sub.option("--across-protocols", "compare runs with different protocols nevertheless")
+    sub.option(
+        "--ties", "what a tie is worth in ranks and differences", choices=("half", "loss"), default="half"
+    )
+    sub.option("--log-loss", "also compare log-losses: scores must be log-odds, as of a calibrated model")
 
 
 def run_compare(options: argparse.Namespace) -> None:
