@@ -105,7 +105,7 @@ def add_correlate(sub: Parser) -> None:
         extend=False,
     )
     about = "of the upper bound over the start, without which there is no power"
-    sub.option("--least-gain X", about, float, default=0.05)
+    sub.option("--least-gain X", about, float, default=0.0)
     sub.option("--plan", "how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
     sub.option("--seed N", "of the draws", not_negative, default=0)
 

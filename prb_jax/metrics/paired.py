@@ -34,9 +34,9 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
     "interval; null where there are fewer than six clusters",
-    "rank_group": "1 for the best. The runs stand in the order of accuracy, ties counted by tie_credit, and a new group "
-    "begins with the first run that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05; with "
-    "fewer than six clusters none are",
+    "rank_group": "1 for the best. The runs stand in the order of accuracy, ties counted by tie_credit, and a new "
+    "group begins with the first run that the data tell apart from one of the group before it. Two runs are told apart "
+    "if p_holm is at most 0.05; with fewer than six clusters none are",
     "difference": "accuracy of a minus accuracy of b on the same comparisons, ties counted by tie_credit",
     "detectable": "the smallest true difference that the test of this one pair would have found, at 0.05 and before "
     "the adjustment, with a power of 80 %: by the noncentral t distribution with the standard error of the interval",

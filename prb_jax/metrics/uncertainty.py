@@ -32,7 +32,7 @@ LEAST_CLUSTERS: Final = 6  # with fewer clusters no interval is given: none hold
 SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
 """Methods of intervals, see `docs/statistics.md`."""
 
-_TOWARDS: Final = 0.75  # how far of the way to the end of its own interval a factor's mean is taken
+_TOWARDS: Final = 0.6  # how far of the way to the end of its own interval a factor's mean is taken
 _ROUNDS: Final = 4  # of an end and the correlation there
 _FURTHER_ROWS: Final = 2  # with a difference, one either way, in the variance of differences of verdicts
 CROSSED: Final = "users or sets of responses"
@@ -110,7 +110,8 @@ def wilson_ends(
     rate = _quantile(degrees, level) ** 2 * variance
     centre = (estimate + rate / 2) / (1 + rate)
     half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    low = 0.0 if estimate == 0 else max(centre - half, 0.0)
+    return low, 1.0 if estimate == 1 else min(centre + half, 1.0)
 
 
 def share_correlations(sample: Sample, *, end: float | None = None, level: float = 0.95) -> list[float]:
@@ -125,7 +126,9 @@ def share_correlations(sample: Sample, *, end: float | None = None, level: float
         found[2] = max(found[2] - found[0] - found[1], 0.0)
     if len(found) > 1 and min(found[1:]) == 0:  # a beta-binomial distribution has no negative ones
         found = [one or min(other, 0.0) for one, other in zip(found, mean_variance(sample)[1], strict=True)]
-    return found
+    # where nearly all is won each factor seems to decide; together they explain all of the variance at most
+    most = max(math.fsum(max(one, 0.0) for one in found), 1.0)
+    return [one / most for one in found]
 
 
 def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level: float) -> float:

@@ -66,6 +66,9 @@ class StudyRow(TypedDict):
 class _Check(TypedDict):
     wrapper_accuracy: NotRequired[float | None]
     wrapper_detectable: NotRequired[float | None]
+    wrapper: NotRequired[str]
+    wrapper_chance: NotRequired[float]
+    wrapper_both_ways: NotRequired[float | None]
 
 
 class StudySummary(TypedDict):
@@ -204,6 +207,14 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     if "wrapper" in summary.get("relaxed", ()):
         told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
         yield f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
+    elif suspicious := [check for check in summary["checks"] if "wrapper" in check]:
+        for check in suspicious:
+            both = check.get("wrapper_both_ways")
+            told = "" if both is None else f"; {both:.0%} of the texts with it both win and lose"
+            yield (
+                f"{check['wrapper']} goes with the choices: a classifier that reads nothing else is right in "
+                f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
+            )
     elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
         yield (
             "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
@@ -233,17 +244,23 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
     columns = {
         "people": field("people", "{:,}"),
         "choices predicted": field("choices", "{:,}"),
-        "gain in accuracy": field("gain", "{:+.4f}"),
+        "gain in accuracy": lambda row: _with_error(row, "gain", "{:+.4f}"),
         "95 % interval, half": field("ci95_half", "{:.4f}"),
-        "power": field("power", "{:.2f}"),
+        "power": lambda row: _with_error(row, "power", "{:.2f}"),
     }
     title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
     note = (
         f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
         f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
-        "that the interval of the gain lies above 0"
+        "that the interval of the gain lies above 0; ± Monte Carlo standard error of "
+        f"{plan['repeats']} simulated studies"
     )
     return Table.of(title, plan["rows"], columns, note=note)
+
+
+def _with_error(row: Mapping[str, Any], figure: str, form: str) -> str:
+    error = row.get(f"{figure}_error")
+    return number(row[figure], form) + ("" if error is None else f" ± {form.replace('+', '').format(error)}")
 
 
 def render_questions(questions: Sequence[Question], *, top: int) -> Table:

@@ -122,7 +122,8 @@ def test_what_is_nearly_all_won_has_an_interval_with_a_width():
         interval = accuracy_interval(np.arange(80) >= lost, clusters)
         alone = accuracy_interval(np.arange(80) >= lost, Clusters(clusters.users))
         assert (interval.method, interval.clusters) == ("two-way", 10)
-        assert interval.low <= alone.low < 1 - lost / 80 <= interval.high <= 1
+        assert 0.55 < interval.low < 1 - lost / 80 <= interval.high <= 1
+        assert interval.high - interval.low > 0.8 * (alone.high - alone.low)
         assert (interval.high == 1) == (lost == 0)
 
 
