@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,8 +65,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
     "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
     "shuffled user": "a control: each person is scored with the state of another one of the same part",
-    "ceiling": "simulated (control): what bayes would reach if its estimated prior were the truth, on the same people, "
-    "pairs and contexts; expected figures, means over 8 draws of everybody's tastes. 'ceiling, no user' knows nobody, "
+    "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
+    "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
+    "figures, means over 8 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
     "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
     "no profile": "a control: the method is adapted on the comparisons alone",
 }
@@ -103,7 +104,9 @@ def results(
         rows += of_part
         if of_part and "bayes" in outcomes:
             simulated = [outcome.figures.get(CEILING, []) for outcome in outcomes["bayes"]]
-            rows += _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
+            reached = {row["shots"] for row in of_part if row["reason"] is None}
+            ceilings = _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
+            rows += [row for row in ceilings if row["shots"] in reached or row["method"] != CEILING]
     return rows
 
 
@@ -122,6 +125,39 @@ def subset_results(
         for subset in (subsets if len(subsets) > 1 else ())
         for row in _rows_of(population, splits, outcomes, UNSEEN_PART, among=names == subset)
     ]
+
+
+def outcome_table(
+    population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
+) -> Iterator[list[str]]:
+    """Yield the lines of ``outcomes.csv``, the heads first: a line for each choice that a split asks for.
+
+    It has the id of the comparison, its user and subset, the split, the part of the person, how many comparisons the
+    person can be adapted on, and the margin of each method with each number of shots: above 0 is a win. Controls are
+    left out. Arguments as of :func:`results`.
+    """
+    first = next(iter(outcomes.values()))
+    columns = [
+        (name, shots)
+        for name, of_splits in outcomes.items()
+        for control, shots in sorted(of_splits[0].margins)
+        if control == PLAIN and all((PLAIN, shots) in outcome.margins for outcome in of_splits)
+    ]
+    known = ("id", "user", "subset", "split", "part", "known")
+    yield [*known, *(f"{name} {shots}" for name, shots in columns)]
+    for number, (split, asked) in enumerate(zip(splits, first, strict=True)):
+        margins = [outcomes[name][number].margins[PLAIN, shots] for name, shots in columns]
+        for row, place in enumerate(asked.places.tolist()):
+            user = int(population.choices.users[place])
+            yield [
+                population.ids[place],
+                population.users[user],
+                population.subsets[place] or "",
+                str(split.seed),
+                PARTS[split.part[user]],
+                str(asked.short[row]),
+                *(f"{float(margin[row]):.7g}" for margin in margins),
+            ]
 
 
 def _rows_of(

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.personal.few_shot.bayes import METHOD, pooled_margins
+from prb_jax.personal.few_shot.bayes import METHOD, draw_prior, pooled_margins
 from prb_jax.personal.few_shot.choices import Choices, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
@@ -79,13 +79,18 @@ def ceiling(
     """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
     knows each person's taste; for unseen and for seen people.
 
+    In each draw the truth is a prior from the posterior of the estimated one. Its shrunk means alone would make people
+    less sure than they are.
+
     ``prior`` is `bayes` as it was fitted on the split of the part; people are split over the mesh.
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
     nobody = repeated(METHOD.empty_state(prior), len(part.queries.users))
+    estimated, seen = prior, part.choices.only(part.split.trained)
     sums: dict[tuple[str, int], Any] = {}
     for _ in range(DRAWS):
+        prior = draw_prior(estimated, seen, rng=rng)
         drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
         margins = {(KNOWN, max(shots)): truth[places]}
         for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
@@ -179,12 +184,13 @@ def plan_study(
             )
         expected = ceiling(prior, part, shots=(shots,), mesh=devices)
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
-        rows = []
+        rows, seen = [], part.choices.only(first.trained)
         for number in counts:
             studies = []
             for repeat in range(repeats):
                 rng = np.random.default_rng([number, repeat])
-                drawn, truth = _draw_people(population, prior, number, rng, devices)
+                of_study = draw_prior(prior, seen, rng=rng)
+                drawn, truth = _draw_people(population, of_study, number, rng, devices)
                 studies.append(
                     _simulated_study(
                         drawn, truth, settings, shots=shots, seeds=seeds, split=split, mesh=devices

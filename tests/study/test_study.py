@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -197,6 +198,18 @@ def test_figures_are_those_of_the_metrics_room(study: prb.Study, population: Pop
     assert row["n"] == len(asked)
     assert row["diff_to_pooled"] == pytest.approx(expected["difference"])
     assert row["diff_to_pooled_ci95"] == pytest.approx(expected["ci95"])
+
+
+def test_outcomes_are_a_table_that_joins_by_the_ids_of_comparisons(study: prb.Study) -> None:
+    with (study.out / "outcomes.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    by_id = {one.id: one for one in PEOPLE}
+    assert all(by_id[line["id"]].user_id == line["user"] for line in lines)
+    for row in study.results:
+        if row["control"] is None and row["accuracy"] is not None:
+            of_part = [line for line in lines if line["part"] == row["split"]]
+            wins = [float(line[f"{row['method']} {row['shots']}"]) > 0 for line in of_part]
+            assert (len(wins), np.mean(wins)) == (row["n"], pytest.approx(row["accuracy"]))
 
 
 def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
