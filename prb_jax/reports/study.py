@@ -50,6 +50,7 @@ class StudyRow(TypedDict):
     diff_to_pooled: float | None
     diff_to_pooled_ci95: Bounds
     p_holm: float | None
+    p_log_loss_holm: NotRequired[float | None]
     above_offset: bool | None
     seconds_fit: float | None
     seconds_adapt_per_user: float | None
@@ -61,6 +62,7 @@ class StudyRow(TypedDict):
     log_loss_diff_to_pooled: NotRequired[float | None]
     log_loss_diff_to_pooled_ci95: NotRequired[Bounds]
     ece: NotRequired[float | None]
+    brier: NotRequired[float | None]
 
 
 class _Check(TypedDict):
@@ -144,7 +146,9 @@ def _differences(rows: Sequence[Row], part: str) -> Table:
     most = max(row["shots"] for row in rows if row["accuracy"] is not None)
     columns = {
         "method": field("method"),
-        "minus pooled": change("diff_to_pooled"),
+        "log-loss\nminus pooled": lambda row: number(row.get("log_loss_diff_to_pooled"), "{:+.4f}"),
+        "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # earlier versions did not have it
+        "accuracy\nminus pooled": change("diff_to_pooled"),
         "p, Holm": lambda row: _p(row["p_holm"]),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": lambda row: f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
@@ -319,7 +323,9 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "p, Holm": field("p_holm", "{:.2g}"),
         "log-loss": bounded("log_loss"),
         "log-loss minus pooled": change("log_loss_diff_to_pooled"),
+        "its p, Holm": lambda row: number(row.get("p_log_loss_holm"), "{:.2g}"),
         "calibration error": field("ece", "{:.3f}"),
+        "Brier score": lambda row: number(row.get("brier"), "{:.3f}"),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": field("ties", "{:,}"),
         "n": field("n", "{:,}"),
