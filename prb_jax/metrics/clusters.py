@@ -197,10 +197,14 @@ class Sample:
           factor: by which the degrees of the parts between clusters are multiplied.
         """
         most, total = max(len(self.values) - 1.0, 1.0), self.variance(correlations)
-        inverse = max(1 - math.fsum(correlations), 0.0) * self.alone / total / most
+        squares, inverse, parts = self.weights**2, 0.0, 0.0
         for one, rho, shared in zip(self.factors, correlations, self.shared, strict=True):
-            inverse += abs(rho) * (self.alone + shared) / total / (factor * one.degrees(max(rho, 0.0)))
-        return min(max(1 / inverse, 1.0), most)
+            # a row that is alone in its cluster tells nothing of the correlation, and its part is one within
+            keys = len(one.rows) // len(self.values)
+            alone = math.fsum(squares[one.rows[one.size[one.groups] > 1]]) / keys
+            part = abs(rho) * (alone + shared) / total
+            inverse, parts = inverse + part / (factor * one.degrees(max(rho, 0.0))), parts + part
+        return min(max(1 / (inverse + max(1 - parts, 0.0) / most), 1.0), most)
 
 
 def sample_of(values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None) -> Sample:

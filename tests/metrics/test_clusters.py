@@ -123,7 +123,7 @@ def test_what_is_nearly_all_won_has_an_interval_with_a_width():
         alone = accuracy_interval(np.arange(80) >= lost, Clusters(clusters.users))
         assert (interval.method, interval.clusters) == ("two-way", 10)
         assert 0.55 < interval.low < 1 - lost / 80 <= interval.high <= 1
-        assert interval.high - interval.low > 0.8 * (alone.high - alone.low)
+        assert interval.high - interval.low > 0.7 * (alone.high - alone.low)
         assert (interval.high == 1) == (lost == 0)
 
 
@@ -151,3 +151,18 @@ def test_the_order_of_rows_leaves_no_trace():
         interval = accuracy_interval(wins, clusters, per_user=per_user)
         assert interval == accuracy_interval(wins[order], mixed, per_user=per_user)
         assert interval.method == "two-way"
+
+
+def test_a_pair_of_rows_with_the_same_user_and_response_leaves_the_degrees_to_all_others():
+    """One text that one user judges twice tells nothing of 70 other rows."""
+    rng = np.random.default_rng(3)
+    user = np.repeat(np.arange(12), 6)
+    keys = np.arange(144).reshape(72, 2)
+    keys[1, 0] = keys[0, 0]
+    keys[::6, 1] = rng.integers(200, 203, 12)  # three texts that all judge
+    gains = rng.choice([-1, 0, 1], 72, p=[0.15, 0.45, 0.4])
+    gains[:2] = 1
+    sample = sample_of(gains, clusters_of(user, np.sort(keys, axis=1)))
+    assert [factor.by for factor in sample.factors] == ["users", "responses", "both"]
+    assert sample.degrees([0.0, 0.0, 0.7]) > 15
+    assert sample.degrees([0.5, 0.0, 0.0]) < 30
