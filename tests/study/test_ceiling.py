@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from prb_jax.study.ask import known_of_person
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.simulation import ceiling, draw_choices, people_needed, plan_study, power_of
+from prb_jax.study.simulation import ceiling, draw_choices, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
 from tests.records.benchmarks.people_layouts import STUDIES, WRITERS, features_of
@@ -82,11 +83,36 @@ def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(wo
 @pytest.mark.parametrize(("gain", "power"), [(0.02, 0.5), (0.04, 0.975), (0.0, 0.025)])
 def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, power: float) -> None:
     rows = [
-        {"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": [gain - half, gain + half]}
-        for half in (0.01, 0.03)
+        {"n": 9, "expected": gain, "diff_to_pooled_ci95": [gain - half, gain + half]} for half in (0.01, 0.03)
     ]
     assert power_of(rows)["power"] == pytest.approx(power, abs=1e-4)
-    assert power_of([{"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": None}])["power"] is None
+    assert power_of(rows[:1])["power_error"] is None
+    assert power_of([{"n": 9, "diff_to_pooled_ci95": None}])["power"] is None
+
+
+def test_the_error_of_a_power_is_that_of_simulated_studies() -> None:
+    rng = np.random.default_rng(0)
+
+    def plan() -> dict[str, Any]:
+        gains, halves = 0.02 + 0.003 * rng.standard_normal(6), 0.02 + 0.001 * rng.standard_normal(6)
+        return power_of(
+            [{"n": 9, "expected": g, "diff_to_pooled_ci95": [0, 2 * h]} for g, h in zip(gains, halves)]
+        )
+
+    plans = [plan() for _ in range(400)]
+    for name in ("gain", "power"):
+        spread = np.std([one[name] for one in plans])
+        assert np.sqrt(np.mean([one[f"{name}_error"] ** 2 for one in plans])) == pytest.approx(
+            spread, rel=0.12
+        )
+
+
+def test_expected_wins_are_those_of_drawn_outcomes() -> None:
+    rng = np.random.default_rng(1)
+    truth, margins = rng.normal(size=50), np.round(rng.normal(size=50))
+    expected = expected_wins(margins, truth)
+    drawn = np.where(rng.random((20_000, 50)) < 1 / (1 + np.exp(-truth)), 1, -1)
+    assert expected == pytest.approx((drawn * margins > 0).mean(0), abs=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +202,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     assert (few["people"], many["people"]) == (30, 60)
     assert many["ci95_half"] < few["ci95_half"]
     assert 0 < many["power"] < 1
+    assert many["gain_error"] is None  # of one study
     assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
     assert "60" in printed(render_plan(plan))
     assert plan["needed"] == people_needed(plan["rows"])
