@@ -5,13 +5,14 @@ responses with labels::
 
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
-    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin
+    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin,
+              tools [objects], chat_template_kwargs {name: value}
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
-A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
-begin with are then the prompt, which need not be given. Other fields that chat templates read (``tool_calls`` of a
-message, ``tools`` of a record) are refused, because they are not rendered. A record without an id has a digest of its
-contents as id.
+A response may also be a conversation, a list of messages; the messages that all responses begin with are then the
+prompt, which need not be given. Conversations may part at any turn. Messages keep the fields that chat templates read
+(``tool_calls``, ``tool_call_id``, ``name``, ``reasoning_content``, lists of text parts); a template that does not know
+one of them is an error when the text is made. A record without an id has a digest of its contents as id.
 The private fields are never shown to a scored model. Every value is checked once, here, whether it
 comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 """
@@ -26,9 +27,25 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.records import fields
-from prb_jax.records.conversation import TEMPLATE_EXTRAS, Message, read_conversation, refuse_extras
+from prb_jax.records.conversation import (
+    UNREAD_FIELDS,
+    Message,
+    Messages,
+    Turns,
+    read_context,
+    read_conversation,
+    refuse_extras,
+    turns_of,
+    with_context,
+)
 
-LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")  # fields of a record that are lists
+LISTS: Final = (
+    "responses",
+    "labels",
+    "profile",
+    "rubric_aspects",
+    "tools",
+)  # fields of a record that are lists
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")
@@ -66,8 +83,10 @@ class Comparison:
 
     Attributes:
       id: unique within a data set; a digest of the contents where none is given.
-      prompt: the conversation before the response; its last message is the user's.
-      responses: [K] texts, none of them empty.
+      prompt: the conversation that all responses share; its last message is the user's or a tool's. It is empty where
+        the responses have different system messages. Tools are on the first message of a conversation.
+      responses: [K] texts, none of them empty. A response of several messages, or of one with tool calls or thoughts,
+        is a :class:`prb_jax.records.conversation.Turns`.
       labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
         only to be scored (possible from Python, not from files).
       user_id: whose preference this is; None where no user is known.
@@ -118,6 +137,8 @@ class Comparison:
         category: str | None = None,
         subset: str | None = None,
         margin: float | None = None,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
         narrative: str | None = None,
         hints: str | None = None,
@@ -152,8 +173,13 @@ class Comparison:
 
     @property
     def question(self) -> str:
-        """The content of the last user message."""
-        return self.prompt[-1].content
+        """The content of the last user message of the prompt; empty if there is none."""
+        return next((turn.content for turn in reversed(self.prompt) if turn.role == "user"), "")
+
+    @property
+    def context(self) -> str:
+        """Tools and arguments of the chat template as JSON; empty if there are none."""
+        return (self.prompt or turns_of(self.responses[0]))[0].context
 
     def to_row(self) -> dict[str, Any]:
         """The record as a JSON-ready dict; ``from_row`` gives an equal comparison back.
@@ -161,16 +187,20 @@ class Comparison:
         Absent optional fields are left out.
         """
         row: dict[str, Any] = {"id": self.id}
-        if len(self.prompt) == 1:
+        if len(self.prompt) == 1 and not self.prompt[0].fields and self.prompt[0].role == "user":
             row["question"] = self.prompt[0].content
-        else:
-            row["prompt"] = [{"role": m.role, "content": m.content} for m in self.prompt]
+        elif self.prompt:
+            row["prompt"] = [turn.as_dict() for turn in self.prompt]
+        responses: list[Any] = list(self.responses)
+        if any(isinstance(response, Turns) for response in responses):
+            responses = [[turn.as_dict() for turn in turns_of(response)] for response in responses]
         if self.is_pair:
-            row["chosen"], row["rejected"] = self.responses
+            row["chosen"], row["rejected"] = responses
         else:
-            row["responses"] = list(self.responses)
+            row["responses"] = responses
             if self.labels is not None:
                 row["labels"] = list(self.labels)
+        row |= json.loads(self.context or "{}")
         for name in ("user_id", "profile_order", "category", "subset", "margin", "narrative"):
             value = getattr(self, name)
             if value is not None:
@@ -187,7 +217,8 @@ class Comparison:
 def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
     """Check ``row`` and set the fields of a bare ``Comparison``."""
     get = row.get
-    refuse_extras(row, TEMPLATE_EXTRAS, where)
+    refuse_extras(row, UNREAD_FIELDS, where)
+    context = read_context(row, where)
     chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
     is_pair = chosen is not None or rejected is not None
     if is_pair:
@@ -205,6 +236,8 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         if not named:
             _check_several((), where)
     prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
+    if context:
+        prompt, texts = _with_context(prompt, texts, context)
     values = {
         "prompt": prompt,
         "responses": texts,
@@ -223,6 +256,14 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     if not comparison.id:
         contents = json.dumps(comparison.to_row(), sort_keys=True)
         object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
+
+
+def _with_context(
+    prompt: Messages, responses: tuple[str, ...], context: str
+) -> tuple[Messages, tuple[str, ...]]:
+    if prompt:
+        return with_context(prompt, context), responses
+    return prompt, tuple(Turns(with_context(turns_of(response), context)) for response in responses)
 
 
 def _check_several(responses: Sequence[str], where: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, quote
-from prb_jax.records.conversation import TEMPLATE_EXTRAS, is_empty
+from prb_jax.records.conversation import CONTEXT_FIELDS, UNREAD_FIELDS, is_empty
 
 RECORD_FIELDS: Final = (
     "id",
@@ -27,6 +27,7 @@ RECORD_FIELDS: Final = (
     "category",
     "subset",
     "margin",
+    *CONTEXT_FIELDS,
     "rubric_aspects",
     "narrative",
 )
@@ -93,7 +94,7 @@ class FieldNames:
 
     def __contains__(self, name: object) -> bool:
         """Whether a column is read."""
-        known = name in (*_KNOWN, *TEMPLATE_EXTRAS, *PROMPT_PARTS) or name in self.columns.values()
+        known = name in (*_KNOWN, *UNREAD_FIELDS, *PROMPT_PARTS) or name in self.columns.values()
         return known or nearest_field(str(name)) is not None
 
     def field(self, column: str) -> str:

@@ -11,6 +11,7 @@ from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Comparison, Message, read_profile
+from prb_jax.records.conversation import split_response
 from prb_jax.records.template_marks import template_mark, without_end_marks
 from prb_jax.scoring.load import open_scorer
 from prb_jax.scoring.remote import is_url
@@ -219,17 +220,19 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
         messages = (Message("user", str(prompt)),)
     else:
         messages = fields.messages(_listed(prompt), "prompt")
-    if not isinstance(completion, str):
+    if isinstance(completion, str):
+        completion = str(completion)  # of numpy too
+    else:
         turns = fields.messages(_listed(completion), name)
         if turns[-1].role != "assistant":
             found = quote(turns[-1].role)
             raise DataError(f"{WHERE}: {name}: expected the assistant's message at the end, found {found}")
-        messages, completion = (*messages, *turns[:-1]), turns[-1].content
+        messages, completion = split_response((*messages, *turns))
     user, profile, order = (_listed(about.get(field)) for field in _OF_USER)
+    context = fields.context(about)
     about.ignored()
     return ChatItem(
-        messages,
-        str(completion),
+        *fields.placed(messages, completion, context),
         checks.optional_identifier(user, WHERE, "user_id"),
         read_profile(profile, WHERE),
         checks.optional_text(order, WHERE, "profile_order"),

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import Message, turns_of
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import RenderError
 from prb_jax.text.view import View
@@ -226,7 +227,7 @@ class Encoder:
 
 def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
     """The K whole conversations: the prompt, answered by each response."""
-    return [[*messages, Message("assistant", response)] for response in responses]
+    return [[*messages, *turns_of(response)] for response in responses]
 
 
 def longest(sequences: Sequence[np.ndarray]) -> int:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -21,7 +22,10 @@ from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.encode import TooLongError
+from tests import tiny_tokenizer as tiny
 from tests.behaviour.judges.stand_in import stand_in
+from tests.json_lines import read_lines
+from tests.scoring.records import write_model
 from tests.serving.local_server import serving
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]
@@ -205,24 +209,21 @@ def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> N
                 "used": 1,
             }
             each_call(own)[call](reward)
-        for name, value in (
-            ("tools", [{"name": "kettle"}]),
-            ("chat_template_kwargs", {"enable_thinking": True}),
-        ):
+        for name in ("documents", "images"):
             with pytest.raises(prb.DataError, match=f"field '{name}': is not rendered"):
-                each_call({name: value})[call](scorer)
-            each_call({name: type(value)()})[call](scorer)
+                each_call({name: ["kettle"]})[call](scorer)
+            each_call({name: []})[call](scorer)
 
 
 def test_what_is_refused_names_its_row_and_place() -> None:
     reward = prb.reward_fn("baseline:length")
     columns = {"prompts": [QUESTION] * 2, "completions": ANSWERS[:2]}
-    turn = {"role": "assistant", "content": "a", "tool_calls": [{"name": "kettle"}]}
+    turn = {"role": "assistant", "content": "a", "images": ["kettle.png"]}
     for given, message in (
         (columns | {"user": [None, "u"]}, "^reward_fn: completion 1: field 'user': unknown"),
-        (columns | {"tools": [[], [{"name": "kettle"}]]}, "^reward_fn: completion 1: field 'tools': is not rendered"),
-        (columns | {"completions": [[turn], [turn]]}, r"field 'completions\[0\]\[0\].tool_calls': is not rendered"),
-        (columns | {"prompts": [[MESSAGES[0] | {"name": "u"}]] * 2}, r"field 'prompt\[0\].name': is not rendered"),
+        (columns | {"tools": [[], ["kettle"]]}, r"^reward_fn: completion 1: field 'tools\[0\]': expected an object"),
+        (columns | {"completions": [[turn], [turn]]}, r"field 'completions\[0\]\[0\].images': is not rendered"),
+        (columns | {"prompts": [[turn]] * 2}, r"field 'prompt\[0\].images': is not rendered"),
         ({"solution_str": "a", "extra_info": {"query": "q", "users": 1}}, "^reward_fn: extra_info: field 'users'"),
         ({"solution_str": "a", "extra_info": {"query": "q"}, "user_id": "u"}, "^reward_fn: field 'user_id': not read"),
     ):  # fmt: skip
@@ -230,6 +231,57 @@ def test_what_is_refused_names_its_row_and_place() -> None:
             reward(**given)
     with pytest.raises(prb.DataError, match=r"^reward_fn: field 'user_id': not read here"):
         reward(["qa"], ["q"], [{"question": QUESTION}], user_id=["u"])
+
+
+def test_tools_calls_thoughts_and_several_turns_are_scored_whole(tmp_path: Path) -> None:
+    """By every trainer's call, by routes of the server, and by its client: as by the model itself."""
+    folder = write_model(tmp_path / "model", "qwen3", template=tiny.WITH_TOOLS, num_hidden_layers=1)
+    model = prb.load(folder)
+    call = {"type": "function", "function": {"name": "kettle", "arguments": {"cups": 1}}}
+    turns: list[list[dict[str, Any]]] = [
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "name": "kettle", "content": "hot"},
+            {"role": "assistant", "content": "Tea.", "reasoning_content": "The water is hot."},
+        ],
+        [{"role": "assistant", "content": "Tea."}],
+    ]
+    about: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "kettle"}}]}
+    about |= {"user_id": "u", "profile": POSTS}
+    whole = prb.Comparison(id="1", prompt=MESSAGES, responses=turns, **about)
+    system = [{"role": "system", "content": "Be brief."}]
+    apart = prb.Comparison(
+        id="2", responses=[[*MESSAGES, *turns[0]], [*system, *MESSAGES, *turns[2]]], **about
+    )
+    scores, others = (model.score(one, profile_posts=1).tolist() for one in (whole, apart))
+    expected = pytest.approx(scores, abs=1e-5)
+    plain = [
+        model.score(prb.Comparison(**given, responses=turns[2:], profile=POSTS), profile_posts=1)[0]
+        for given in ({"prompt": MESSAGES}, {"prompt": MESSAGES, "tools": about["tools"]})
+    ]
+    assert len({round(score, 4) for score in (*scores, *others, *map(float, plain))}) == 6 - 1
+    reward = prb.reward_fn(model, batch_tokens=512, profile_posts=1)
+    columns = {name: [value] * 3 for name, value in about.items()}
+    assert reward(prompts=[MESSAGES] * 3, completions=turns, **columns) == expected
+    assert [reward(MESSAGES, turn, [1], [2], **about) for turn in turns] == expected
+    extra = {"question": MESSAGES, **about}
+    assert reward(solution_str="Tea.", extra_info=extra) == pytest.approx(scores[2], abs=1e-5)
+    label = {"question": QUESTION, **about}
+    (answer,) = reward(["qTea."], ["q"], [label])["rewards"]
+    assert answer == pytest.approx(scores[2], abs=1e-5)
+    with serving(model, batch_tokens=512, view=prb.ViewOptions(profile_posts=1)) as url:
+        sent = [{"messages": [*MESSAGES, *turn], **about} for turn in turns]
+        answers = [httpx.post(f"{url}/classify", json=body).json()["data"][0]["probs"][0] for body in sent]
+        assert answers == expected
+        remote = prb.evaluate(url, [prb.Comparison(**one.to_row() | {"labels": labels}) for one, labels in (
+            (whole, [1, 0, 0]), (apart, [1, 0])
+        )], out=tmp_path / "run", progress=False)  # fmt: skip
+        assert remote.summary["n"] == 2
+        rows = read_lines(tmp_path / "run" / "scores.jsonl")
+        assert [row["scores"] for row in rows] == [expected, pytest.approx(others, abs=1e-5)]
+        refused = httpx.post(f"{url}/classify", json={"input": "Tea.", "tools": about["tools"]})
+        assert (refused.status_code, "'tools': is not rendered" in refused.text) == (400, True)
 
 
 def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:

@@ -7,7 +7,7 @@ where its reply would begin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -91,7 +91,7 @@ class InWords:
         if isinstance(self.model, Endpoint):
             return self.model.ask_all(conversations, **limits, alternatives=self.alternatives)
         assert self.alternatives is None  # a model on this machine is read at its logits
-        prompts = [[asdict(message) for message in messages] for messages in conversations]
+        prompts = [[message.as_dict() for message in messages] for messages in conversations]
         drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
         return [Reply(_text(self.model, one), len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from prb_jax.errors import DataError, counted, first_line, listed, quote
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
+from prb_jax.records.conversation import without_padding
 from prb_jax.records.field_names import FieldNames
 from prb_jax.records.files import has_known_suffix, read_rows
 from prb_jax.records.lines import WINDOWED, Row, is_large
@@ -303,7 +304,7 @@ def _load(name: str, config: str, *, split: str, columns: FieldNames | None) -> 
             raise DataError(f"{name}: split {quote(split)} is not one table of records")
         if columns is not None:
             table = table.select_columns([column for column in table.column_names if column in columns])
-        return table.to_list()
+        return list(map(without_padding, table.to_list()))
 
 
 @contextmanager
