@@ -6,7 +6,7 @@ responses with labels::
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
     optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin,
-              tools [objects], chat_template_kwargs {name: value}
+              tools [objects], chat_template_kwargs {name: value}, rendered [true: texts as a chat template made them]
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
 A response may also be a conversation, a list of messages; the messages that all responses begin with are then the
@@ -28,13 +28,17 @@ from typing import Any, Final
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
+    CONTEXT_FIELDS,
     UNREAD_FIELDS,
     Message,
     Messages,
     Turns,
+    is_empty,
+    is_rendered,
     read_context,
     read_conversation,
     refuse_extras,
+    rendered_prompt,
     turns_of,
     with_context,
 )
@@ -139,6 +143,7 @@ class Comparison:
         margin: float | None = None,
         tools: Iterable[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        rendered: bool | None = None,
         rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
         narrative: str | None = None,
         hints: str | None = None,
@@ -189,6 +194,8 @@ class Comparison:
         row: dict[str, Any] = {"id": self.id}
         if len(self.prompt) == 1 and not self.prompt[0].fields and self.prompt[0].role == "user":
             row["question"] = self.prompt[0].content
+        elif is_rendered(self.prompt):
+            row |= {"prompt": self.prompt[0].content, "rendered": True}
         elif self.prompt:
             row["prompt"] = [turn.as_dict() for turn in self.prompt]
         responses: list[Any] = list(self.responses)
@@ -235,7 +242,10 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
         if not named:
             _check_several((), where)
-    prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
+    asked = get("prompt")
+    if get("rendered") not in (None, False):
+        asked = _rendered(row, named, where)
+    prompt, texts = read_conversation(get("question"), asked, named, where=where)
     if context:
         prompt, texts = _with_context(prompt, texts, context)
     values = {
@@ -256,6 +266,18 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     if not comparison.id:
         contents = json.dumps(comparison.to_row(), sort_keys=True)
         object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
+
+
+def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], where: str) -> Messages:
+    """The prompt of a record of rendered texts."""
+    if row["rendered"] is not True:
+        fields.fail(where, "rendered", f"expected true or false, found {fields.found(row['rendered'])}")
+    for name in ("question", *CONTEXT_FIELDS):
+        if not is_empty(row.get(name)):
+            fields.fail(
+                where, name, "given beside 'rendered'; rendered texts are 'prompt' and responses alone"
+            )
+    return rendered_prompt(row.get("prompt"), responses, where)
 
 
 def _with_context(

@@ -12,6 +12,9 @@ from prb_jax.records import fields
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
+RENDERED: Final = "rendered"
+"""Role of the one message of a prompt that a chat template has rendered: it is taken as it is, and so are responses."""
+
 ASKING: Final = ("user", "tool")
 """Roles of the last message of a prompt: the assistant answers them."""
 
@@ -122,6 +125,23 @@ def transcript(messages: Sequence[Message]) -> str:
 def with_context(messages: Messages, context: str) -> Messages:
     """Return the conversation with this context on its first message."""
     return (replace(messages[0], context=context), *messages[1:]) if messages else messages
+
+
+def is_rendered(messages: Sequence[Message]) -> bool:
+    """Return whether a conversation begins with text that a chat template has rendered."""
+    return bool(messages) and messages[0].role == RENDERED
+
+
+def rendered_prompt(prompt: object, responses: Sequence[tuple[str, object]], where: str) -> Messages:
+    """Return a prompt of rendered text, which may be empty if the responses are whole conversations.
+
+    Raises:
+      DataError: a prompt or a response that is no text.
+    """
+    text = fields.optional_text(prompt, where, "prompt") or ""
+    for name, value in responses:
+        fields.text(value, where, name)
+    return (Message(RENDERED, text),)
 
 
 def split_response(messages: Messages, *, at: int | None = None) -> tuple[Messages, str]:
@@ -292,6 +312,8 @@ def _prompt(value: object, where: str, name: str) -> Messages:
 
 
 def _check_prompt(messages: Messages, where: str, name: str) -> None:
+    if is_rendered(messages):
+        return
     place = _asked(messages)
     if not place or any(message.role != "assistant" for message in messages[place:]):
         found = quote(messages[-1].role)

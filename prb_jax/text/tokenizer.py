@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.records.conversation import SPOKEN_FIELDS, Message, joined_parts
+from prb_jax.records.conversation import SPOKEN_FIELDS, Message, is_rendered, joined_parts
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,
@@ -112,6 +112,8 @@ class ChatTokenizer(TokenizerIds):
         return texts
 
     def _rendered(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        if is_rendered(messages):
+            return "".join(message.content for message in messages)
         context = json.loads(messages[0].context or "{}") if messages else {}
         if context or any(message.fields for message in messages):
             self._check_known(messages, context)
@@ -137,6 +139,16 @@ class ChatTokenizer(TokenizerIds):
     def _words(self) -> frozenset[str]:
         """The words of the template, among them the names of the fields that it reads."""
         return frozenset(re.findall(r"\w+", self.template.text))
+
+    @cached_property
+    def turn_marks(self) -> tuple[str, ...]:
+        """Special tokens that the template writes before a message of the user: a text with one is rendered already."""
+        text = self.render([_PROBE])[0]
+        before = text[: text.index(_PROBE[0].content)]
+        edges = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
+        return tuple(
+            token for token in self.tokenizer.get_added_vocab() if token in before and token not in edges
+        )
 
     @cached_property
     def _reads_parts(self) -> bool:

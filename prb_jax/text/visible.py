@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Post
-from prb_jax.records.conversation import Message, Messages, Turns, turns_of
+from prb_jax.records.conversation import Message, Messages, Turns, is_rendered, turns_of
 
 RECENCY = "recency"  # the order of a profile with the newest post first
 
@@ -132,6 +132,11 @@ def visible(
             "protocol paper: shows no aspects, persona or earlier choices: use the default protocol"
         )
     profile = render_profile(comparison.profile, profile_posts, protocol=protocol)
+    if is_rendered(comparison.prompt) and (profile or comparison.hints):
+        raise DataError(
+            f"comparison {quote(comparison.id)}: its text is rendered already, so there is no place for a profile or "
+            "aspects: use --profile-posts 0, or give messages"
+        )
     if protocol is TextProtocol.PAPER:
         return Visible(_before_answer(comparison, profile), comparison.responses)
     heading = profile_heading(comparison.profile_order, order_claim)

@@ -30,7 +30,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Post, RubricAspect
-from prb_jax.records.conversation import Turns, turns_of
+from prb_jax.records.conversation import Turns, is_rendered, turns_of
 from prb_jax.records.files import file_digest
 from prb_jax.records.sources.prepared import DIGESTS, NAME, OPTIONAL
 
@@ -142,12 +142,14 @@ def to_example(comparison: Comparison) -> dict[str, Any]:
       DataError: a conversation with more than texts, for which the files have no place.
     """
     turns = [*comparison.prompt, *(turn for text in comparison.responses for turn in turns_of(text))]
-    if any(turn.fields or turn.context for turn in turns) or any(
-        isinstance(r, Turns) for r in comparison.responses
+    if (
+        is_rendered(turns)
+        or any(turn.fields or turn.context for turn in turns)
+        or any(isinstance(r, Turns) for r in comparison.responses)
     ):
         raise DataError(
-            f"comparison {quote(comparison.id)}: prepared files hold prompts and responses as texts, found tools, "
-            "thoughts or a response of several messages: give the file of JSON lines itself as data"
+            f"comparison {quote(comparison.id)}: prepared files hold prompts and responses as texts, found "
+            "rendered text, tools, thoughts or a response of several messages: give the JSON lines themselves as data"
         )
     row = comparison.to_row()
     return {

@@ -21,7 +21,7 @@ import numpy as np
 
 from prb_jax.errors import RunError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import Message, Turns, turns_of
+from prb_jax.records.conversation import Message, Turns, is_rendered, turns_of
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
@@ -178,6 +178,10 @@ class RemoteScorer(ScoreClient):
         yield from self.side_by_side(comparisons, self._score, skip=skip)
 
     def _score(self, comparison: Comparison, over: threading.Event) -> list[float]:
+        if is_rendered(comparison.prompt):
+            raise RunError(
+                f"comparison {quote(comparison.id)}: its text is rendered already; a server is sent messages"
+            )
         body = json.loads(comparison.context or "{}") | {
             "queries": [[turn.as_dict() for turn in comparison.prompt]],
             "documents": [
@@ -297,9 +301,10 @@ class ClassServer(ScoreClient):
     def _score(self, messages: Sequence[Message], over: threading.Event) -> float:
         body: dict[str, Any] = {"model": self._name}
         if self._chat is None:
-            if messages[0].context:
+            if messages[0].context or is_rendered(messages):
                 raise RunError(
-                    f"{self.url}: tools and arguments of a chat template are rendered here: give --tokenizer NAME"
+                    f"{self.url}: tools, arguments of a chat template and rendered texts are tokenised here: give "
+                    "--tokenizer NAME"
                 )
             body["messages"] = [turn.as_dict() for turn in messages]
         else:
