@@ -33,6 +33,7 @@ from prb_jax.records.conversation import (
     Message,
     Messages,
     Turns,
+    from_json,
     is_empty,
     is_rendered,
     read_context,
@@ -306,11 +307,12 @@ def _labels(value: object, where: str, responses: Sequence[str]) -> tuple[float,
 
 
 def read_profile(value: object, where: str) -> tuple[Post, ...]:
-    """The posts of a profile, none where it is absent; errors of single ones start with ``where``."""
+    """The posts of a profile, also as JSON, none where it is absent; errors of single ones start with ``where``."""
     if value is None:
         return ()
     if isinstance(value, str):
-        value = [value] if value.strip() else []
+        listed = from_json(value)
+        value = listed if isinstance(listed, list) else [value] if value.strip() else []
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
 
 

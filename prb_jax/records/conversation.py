@@ -379,7 +379,7 @@ def read_message(value: object, where: str, name: str) -> Message:
     if isinstance(content, str) and len(item) == 2:
         return Message(role, fields.text(content, where, f"{name}.content"))
     refuse_extras(item, MEDIA_FIELDS, where, within=name)
-    kept = {key: from_json(item[key]) if key in ("tool_calls", "function_call") else item[key]
+    kept = {key: _calls(item[key]) if key in ("tool_calls", "function_call") else item[key]
             for key in (*SPOKEN_FIELDS, *NAME_FIELDS) if not is_empty(item.get(key))}  # fmt: skip
     if isinstance(content, list | tuple):
         content = [_part(part, where, f"{name}.content[{k}]") for k, part in enumerate(content)]
@@ -389,6 +389,12 @@ def read_message(value: object, where: str, name: str) -> Message:
         return Message(role, content)
     whole = {"role": role, **({"content": content} if "content" in item else {}), **kept}
     return Message(role, _as_text(whole), _dumped(whole, where, name))
+
+
+def _calls(value: Any) -> Any:
+    """Tool calls, which may be JSON, or a list of texts of JSON."""
+    calls = from_json(value)
+    return list(map(from_json, calls)) if isinstance(calls, list | tuple) else calls
 
 
 def _part(value: object, where: str, name: str) -> dict[str, str]:

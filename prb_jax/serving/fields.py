@@ -17,6 +17,7 @@ from prb_jax.records.conversation import (
     UNREAD_FIELDS,
     Messages,
     as_response,
+    from_json,
     read_context,
     read_message,
     refuse_extras,
@@ -230,7 +231,7 @@ def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
 
     `profile` is one list of posts, which is read once, or a list of such lists.
     """
-    value = body.get("profile")
+    value = from_json(body.get("profile"))
     if isinstance(value, str):
         fields.fail(
             body.where,

@@ -19,7 +19,7 @@ import numpy as np
 
 from prb_jax.errors import quote
 from prb_jax.records import fields as checks
-from prb_jax.records.conversation import Messages, split_response
+from prb_jax.records.conversation import Messages, from_json, split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
@@ -61,7 +61,7 @@ def score(body: Body) -> ScoreRequest:
     if "response_text" not in body:
         return _score_documents(body)
     query, response = fields.text(body, "query"), fields.text(body, "response_text")
-    profile = body.get("profile")
+    profile = from_json(body.get("profile"))
     shown = isinstance(profile, str)
     if shown:
         query += checks.text(profile, WHERE, "profile")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
@@ -55,6 +58,17 @@ def test_each_form_of_a_call_gives_the_model_s_rewards(model: prb.RewardModel) -
 
     assert [verl(answer, query=QUESTION, index=3) for answer in ANSWERS] == offline()
     assert [verl(answer, prompt=MESSAGES, profile=POSTS) for answer in ANSWERS] == offline(POSTS)
+    assert [verl(answer, query=QUESTION, profile=json.dumps(POSTS)) for answer in ANSWERS] == offline(POSTS)
+    placed = [reward("d", answer, None, {"query": QUESTION, "profile": POSTS}) for answer in ANSWERS]
+    assert placed == offline(POSTS)
+    info = {"user_id": "u", "profile": POSTS}
+    for given in (info, json.dumps(info)):  # verifiers
+        of_rubric = {"prompt": MESSAGES, "answer": "", "state": {"turn": 1}, "task": "t", "info": given}
+        turns = [[{"role": "assistant", "content": answer}] for answer in ANSWERS]
+        assert [reward(completion=turn, **of_rubric) for turn in turns] == offline(POSTS)
+    whole = [[*MESSAGES, {"role": "assistant", "content": answer}] for answer in ANSWERS]
+    for messages in (whole, [MESSAGES] * 3):  # ms-swift
+        assert reward(ANSWERS, messages=messages, profile=[POSTS] * 3, solution=["x"] * 3) == offline(POSTS)
     as_text = [verl(answer, query=QUESTION, profile="Post 1: tea") for answer in ANSWERS]
     assert as_text == offline(question=QUESTION + "Post 1: tea")
     areal = [reward(QUESTION, answer, [1], [2], profile=POSTS, task_id=7) for answer in ANSWERS]
@@ -159,6 +173,15 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
         ({"solution_str": "a", "extra_info": {"index": 1}}, "expected the question as query or question or prompt"),
         ({"solution_str": "a", "extra_info": None}, "extra_info"),
         ({"texts": ["a"]}, "found texts"),
+        ({"completions": ["a"], "messages": [MESSAGES] * 2}, "messages: expected a conversation for each of 1"),
+        (
+            {"completions": ["a"], "messages": [[*MESSAGES, {"role": "assistant", "content": "b"}]]},
+            r"messages\[0\]: expected to end with completion 0",
+        ),
+        (
+            {"prompt": MESSAGES, "completion": "a", "info": {"user": "u"}},
+            "reward_fn: info: field 'user': unknown; expected 'user_id'",
+        ),
         ({"prompts": [MESSAGES], "completions": [MESSAGES]}, "the assistant's message at the end"),
     ):  # fmt: skip
         with pytest.raises(prb.DataError, match=message):
@@ -166,6 +189,66 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
     kind = prb.reward_fn(model, batch_tokens=512, empty=-3.0)
     rewards = kind(prompts=[QUESTION] * 2, completions=["", ANSWERS[1]])
     assert rewards == [-3.0, pytest.approx(model.reward(QUESTION, ANSWERS[1]), abs=1e-5)]
+
+
+def test_what_each_completion_must_have() -> None:
+    reward = prb.reward_fn("baseline:length", require=("user_id", "profile"))
+    sent: dict[str, Any] = {
+        "prompts": [QUESTION] * 2,
+        "completions": ANSWERS[:2],
+        "profile": [json.dumps(POSTS)] * 2,
+    }
+    assert reward(**sent, user_id=["u", "v"]) == [float(len(answer)) for answer in ANSWERS[:2]]
+    for user_id in (["u", None], None):
+        place = 1 if user_id else 0
+        with pytest.raises(
+            prb.DataError, match=f"^reward_fn: completion {place}: field 'user_id': missing, and requ"
+        ):
+            reward(**sent, user_id=user_id)
+    with pytest.raises(prb.RunError, match="require: expected user_id or profile, found 'user'"):
+        prb.reward_fn("baseline:length", require=("user",))
+
+
+POOLS = """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+import prb_jax as prb
+
+def opened():
+    import prb_jax.serving.reward_fn as module
+    return len(module._opened)
+
+def call(pool, answer):
+    return pool.submit(partial(reward, "Tea or coffee?"), answer, [1], [2], user_id="u").result(300)
+
+if __name__ == "__main__":
+    reward = prb.reward_fn(sys.argv[1], profile_posts=0)
+    values = {}
+    for method in ("fork", "spawn"):
+        with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+            values[method] = [call(pool, answer) for answer in ("Tea.", "Coffee.")]
+            assert pool.submit(opened).result() == 1
+    here = [reward("Tea or coffee?", answer, [1], [2]) for answer in ("Tea.", "Coffee.")]
+    for method, found in values.items():
+        assert max(abs(a - b) for a, b in zip(found, here)) < 1e-5, (method, found, here)
+    assert here[0] != here[1]
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        try:
+            call(pool, "Tea.")
+        except prb.RunError as error:
+            assert "forked after JAX had started" in str(error) and "its URL" in str(error)
+            print("as expected")
+"""
+
+
+def test_pools_of_processes_open_the_model_once(model: prb.RewardModel, tmp_path: Path) -> None:
+    """AReaL sends the function to a pool: forked and spawned ones give the model's rewards, or one clear error."""
+    script = tmp_path / "pools.py"
+    script.write_text(POOLS)
+    done = subprocess.run([sys.executable, script, model.name], capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stdout.strip()) == (0, "as expected"), done.stderr[-2000:]
 
 
 def each_call(columns: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
