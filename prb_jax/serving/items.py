@@ -270,7 +270,9 @@ def _cost(item: Item) -> int:
 
 def part_characters(part: Message | Post) -> int:
     """Return the characters of a message, or of what is shown of a post."""
-    return len(part.content) if isinstance(part, Message) else len(part.text) + len(part.category)
+    if isinstance(part, Message):
+        return len(part.content) + len(part.context)
+    return len(part.text) + len(part.category)
 
 
 def numbered(error: PrbError, place: int, count: int) -> PrbError:

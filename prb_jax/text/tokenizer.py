@@ -112,9 +112,11 @@ class ChatTokenizer(TokenizerIds):
         return texts
 
     def _rendered(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        if not messages:
+            raise DataError("it has no message, as the responses share none before them")
         if is_rendered(messages):
             return "".join(message.content for message in messages)
-        context = json.loads(messages[0].context or "{}") if messages else {}
+        context = json.loads(messages[0].context or "{}")
         if context or any(message.fields for message in messages):
             self._check_known(messages, context)
         text = self._apply(messages, context, generation_prompt)

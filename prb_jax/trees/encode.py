@@ -238,8 +238,8 @@ def longest(sequences: Sequence[np.ndarray]) -> int:
 def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
     """Raises DataError if two responses that read differently have the same tokens.
 
-    Differences that many templates and tokenizers normalise away (surrounding blanks, the form of
-    a Unicode character) are none: such responses tie, as equal ones do.
+    Differences that many templates and tokenizers leave out on purpose (surrounding blanks, the form of a Unicode
+    character, thoughts in front of `</think>`) are none: such responses tie, as equal ones do, and are counted.
     """
     first: dict[bytes, int] = {}
     for k, ids in enumerate(tree.responses):
@@ -255,4 +255,4 @@ def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    return " ".join(unicodedata.normalize("NFKC", text.rpartition("</think>")[2]).split())

@@ -326,6 +326,13 @@ def test_different_responses_with_equal_tokens_are_an_error(tmp_path: Path) -> N
     # Surrounding blanks, which many templates trim, do not count as a difference.
     tree = encode_comparison(comparison(["Rice. ", "Rice."]), chat, view=View(0))
     assert tree.responses[0].tolist() == tree.responses[1].tolist()
+    # Nor do thoughts, which the templates of thinking models take out of earlier turns.
+    forgets = (
+        "{{ messages[0].content }}<|start|>{{ messages[1].content.split('</think>')[-1] | trim }}<|end|>"
+    )
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=forgets))
+    thoughts = comparison(["<think>a</think>Rice.", "<think>b</think>\n\nRice.", "Beans."])
+    assert encode_comparison(thoughts, chat, view=View(0)).equal_to == (0, 0, 2)
 
 
 class TestPaper:
