@@ -124,12 +124,17 @@ class Parser(argparse.ArgumentParser):
         self.option("--limit N", "the first N comparisons of each source", positive)
 
     def columns(self) -> None:
-        """Add `--columns`; `with_columns` reads it."""
+        """Add `--columns` and `--rendered`; `with_columns` reads them."""
         self.option(
             "--columns FIELD=COLUMN ...",
             "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
             'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
             extend=False,
+        )
+        self.option(
+            "--rendered",
+            "take prompts and responses as they are, because a chat template has rendered them already; elsewhere the "
+            'name of the data ends in it: "FILE?rendered"',
         )
 
     def history(self) -> None:
@@ -337,6 +342,7 @@ def given_flags(options: argparse.Namespace) -> set[str]:
     return given
 
 
-def with_columns(source: str, columns: Sequence[str] | None) -> str:
+def with_columns(source: str, options: argparse.Namespace) -> str:
     """Return the name of a source with its columns, as `prb_jax.records.sources.reading` takes it."""
-    return f"{source}?{'&'.join(columns)}" if columns else source
+    parts = [*(options.columns or ()), *(["rendered"] if options.rendered else [])]
+    return f"{source}?{'&'.join(parts)}" if parts else source

@@ -338,12 +338,12 @@ def test_what_a_template_would_read_is_not_dropped() -> None:
     call = [{"type": "function", "function": {"name": "kettle"}}]
     with TestClient(app_with(scores)) as client:
         for path, body, field in (
-            ("/classify", {"messages": [turns[0], turns[1] | {"tool_calls": call}]}, "messages[1].tool_calls"),
-            ("/classify", {"messages": [turns[0], turns[1] | {"thinking": "r"}]}, "messages[1].thinking"),
-            ("/pooling", {"messages": turns, "tools": call}, "tools"),
-            ("/slime", {"prompt": "q", "response": "a", "chat_template_kwargs": {"x": 0}}, "chat_template_kwargs"),
-            ("/score", {"queries": [[turns[0] | {"name": "u"}]], "documents": ["a"]}, "queries[0][0].name"),
-            ("/rerank", {"query": "q", "documents": ["a"], "tools": call}, "tools"),
+            ("/classify", {"messages": [turns[0], turns[1] | {"images": ["a.png"]}]}, "messages[1].images"),
+            ("/classify", {"input": "q a", "tools": call}, "tools"),
+            ("/get_reward", {"query": ["q a"], "chat_template_kwargs": {"x": 0}}, "chat_template_kwargs"),
+            ("/pooling", {"messages": turns, "documents": [{"text": "d"}]}, "documents"),
+            ("/score", {"queries": [[turns[0] | {"videos": ["v"]}]], "documents": ["a"]}, "queries[0][0].videos"),
+            ("/slime", {"prompt": "q", "response": "a", "functions": call}, "functions"),
         ):  # fmt: skip
             answer = client.post(path, json=body)
             told = f"field '{field}': is not rendered"
@@ -356,6 +356,11 @@ def test_what_a_template_would_read_is_not_dropped() -> None:
             "messages": [turn | {"tool_calls": None} for turn in turns],
         }
         assert client.post("/classify", json=nothing).status_code == 200
+        for path, body in (
+            ("/classify", {"messages": [turns[0], turns[1] | {"tool_calls": call, "thinking": "r"}]}),
+            ("/rerank", {"query": "q", "documents": ["a"], "chat_template_kwargs": {"x": 0}}),
+        ):
+            assert client.post(path, json=body | {"tools": call}).status_code == 200
 
 
 def test_whatever_scores_is_served() -> None:

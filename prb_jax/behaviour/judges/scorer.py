@@ -16,6 +16,7 @@ import numpy as np
 
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.conversation import transcript
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.runs.rows import Row, RowKind
@@ -348,9 +349,9 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
     """Return the user's request, behind the user's posts, as one text; and the responses."""
     shown = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
     turns = shown.prefix_messages
-    if len(turns) == 1:
+    if len(turns) == 1 and not turns[0].context:
         return turns[0].content, shown.responses
-    return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns), shown.responses
+    return transcript(turns), shown.responses
 
 
 def cut_replies(rows: Sequence[Row]) -> dict[str, int]:

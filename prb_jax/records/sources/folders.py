@@ -18,6 +18,7 @@ from typing import Any, Final
 from prb_jax.errors import DataError, counted, first_line, listed, quote
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
+from prb_jax.records.conversation import without_padding
 from prb_jax.records.field_names import FieldNames
 from prb_jax.records.files import has_known_suffix, read_rows
 from prb_jax.records.lines import WINDOWED, Row, is_large
@@ -26,6 +27,8 @@ from prb_jax.records.sources.source import PRB_SUBSETS, Digest, Source, same_sub
 from prb_jax.seams import names
 
 README: Final = "README.md"
+
+_SAVED: Final = ("dataset_dict.json", "state.json")  # of `save_to_disk`
 
 FolderLayout = Mapping[str | None, Mapping[str, list[Path]]]
 """Config (None: the data set has none) -> split -> files."""
@@ -51,7 +54,8 @@ _NO_DATA: Final = (
 def open_folder(path: str) -> Source:
     """Return the source of a folder: one that `prb prepare` wrote, or a data set in the layout of the hub."""
     if not is_prepared(Path(path)):
-        return FolderSource(path)
+        saved = any((Path(path) / name).is_file() for name in _SAVED)
+        return SavedSource(path) if saved else FolderSource(path)
     benchmark = metadata(Path(path)).get("benchmark")
     return PreparedSource(path, benchmark=benchmark if benchmark in names("benchmarks") else None)
 
@@ -93,6 +97,30 @@ class FolderSource(Source):
         files = configs[0].get(split, ()) if len(configs) == 1 else ()
         windowed = all(file.name.endswith(WINDOWED) for file in files)
         return files if windowed and any(map(is_large, files)) else []
+
+
+class SavedSource(Source):
+    """A folder that ``save_to_disk`` of ``datasets`` wrote; if it has only one split, that is read for any name."""
+
+    kind = "saved"
+    has_columns = True
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        import datasets  # slow to import
+
+        with _loading(self.name):
+            saved: Any = datasets.load_from_disk(self.name)
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise DataError(f"{self.name}: no split {quote(split)}; it has {', '.join(map(str, saved))}")
+            saved = saved[split]
+        if self.columns is not None:
+            saved = saved.select_columns([column for column in saved.column_names if column in self.columns])
+        for number, value in enumerate(saved, start=1):
+            yield Row(f"{self.name} ({split}): row {number}", without_padding(value))
+
+    def files(self, *, split: str) -> Sequence[Path]:
+        return [file for file in Path(self.name).rglob("*") if file.is_file()]
 
 
 def folder_layout(folder: Path) -> FolderLayout:
@@ -320,7 +348,10 @@ def _load(name: str, config: str, *, split: str, columns: FieldNames | None, pla
     for start in range(0, len(table), _AT_A_TIME):
         with _loading(name):
             values = table.select(range(start, min(start + _AT_A_TIME, len(table)))).to_list()
-        yield from (Row(f"{place}: row {number}", value) for number, value in enumerate(values, start + 1))
+        yield from (
+            Row(f"{place}: row {number}", value)
+            for number, value in enumerate(map(without_padding, values), start + 1)
+        )
 
 
 @contextmanager

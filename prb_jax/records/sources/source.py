@@ -97,7 +97,9 @@ class Source:
 
     def marks(self) -> dict[str, Any]:
         """Return what else a description says: how its records are read."""
-        return {"columns": dict(self.columns.columns)} if self.columns and self.columns.columns else {}
+        columns = self.columns or RECORD
+        mapped = {"columns": dict(columns.columns)} if columns.columns else {}
+        return mapped | ({"rendered": True} if columns.rendered else {})
 
     def _inside(self, file: Path) -> str:
         return file.relative_to(self.name).as_posix()
