@@ -65,6 +65,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
         "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
     },
+    "experts": {
+        "declare": "prb_jax.models.experts:declare_experts",
+        "run": "prb_jax.models.experts:run_experts",
+        "tensors": "prb_jax.models.checkpoints.expert_tensors:one_by_one",
+    },
     "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
     | {
         "lore": f"{_FEW_SHOT}.lore:LORE",

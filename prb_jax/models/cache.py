@@ -257,6 +257,8 @@ def try_tokens(
             attend=attend,
             constrain=constrain,
             lora_scale=lora_scale,
+            mesh=mesh,
+            splits_tokens=False,
         )
         x, (k, v) = nnx.merge(graph, gather(state))(x, context)
         keys.append(k.reshape(*shape, *k.shape[2:]))

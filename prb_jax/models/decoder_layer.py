@@ -84,10 +84,20 @@ class LayerContext:
     constrain: Constrain
     lora_scale: float = 1.0  # multiplies the updates of adapters
     places: jax.Array | None = None  # [B, K]: queries, attention and mlp are computed at these tokens only
+    mesh: Mesh | None = None
+    splits_tokens: bool = True  # tokens are split over the axis `sequence`, unless they are taken at places
+    # loads, real: a mixture of experts appends the number of real tokens, by this mask [B, T] or [B, K], of each expert
+    loads: list[jax.Array] | None = None
+    real: jax.Array | None = None
+
+    @property
+    def line(self) -> str | None:
+        """Logical axis of the tokens of activations."""
+        return "tokens" if self.splits_tokens and self.places is None else None
 
 
 class DecoderLayer(Declaring):
-    """Attention and a gated mlp, each behind a norm and beside a residual connection.
+    """Attention and a gated mlp, or a mixture of experts, each behind a norm and beside a residual connection.
 
     Adapters and the scales of quantised matrices are further attributes:
     see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
@@ -130,8 +140,11 @@ class DecoderLayer(Declaring):
         linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
         for name, hf in norms.items():
             setattr(self, name, norm(width, hf=hf))
-        linear("mlp", up, width, biased=config.mlp_bias, fused="gate_up_proj", gate=mlp, up=mlp)
-        linear("mlp", up[::-1], mlp, biased=config.mlp_bias, down=width)
+        if config.experts is not None:
+            get("experts", "declare").value(self, config, rngs=rngs, dtype=dtype)
+        else:
+            linear("mlp", up, width, biased=config.mlp_bias, fused="gate_up_proj", gate=mlp, up=mlp)
+            linear("mlp", up[::-1], mlp, biased=config.mlp_bias, down=width)
         self.close()
 
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
@@ -154,8 +167,7 @@ class DecoderLayer(Declaring):
         Returns:
             The states, and the layer's keys and values [B, T, G, H].
         """
-        config, constrain, places = self.config, context.constrain, context.places
-        line = "tokens" if places is None else None
+        config, constrain, places, line = self.config, context.constrain, context.places, context.line
         project = functools.partial(self.project, scale=context.lora_scale)
 
         def heads_of(name: str, x: jax.Array) -> jax.Array:
@@ -180,7 +192,10 @@ class DecoderLayer(Declaring):
         x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
 
         y = self.normed("mlp_norm", x)
-        y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
+        if config.experts is not None:
+            y = get("experts", "run").value(self, y, context)
+        else:
+            y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
         y = self.normed("post_mlp_norm", y)
         return constrain(x + y, ("batch", line, None)), (k, v)
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
 
 The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
-[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix
+[L, I, O] (each expert has its own: [L, E, I, r] and [L, E, r, O]), as variables of the kind ``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix
 (``of``) and the factor as PEFT does (``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
 as the model it adapts.
 """
@@ -77,13 +77,17 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
             raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that takes an adapter")
-        depth, inputs, outputs = matrix.shape
+        *stack, inputs, outputs = matrix.shape  # of layers, and of experts
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
-        a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
-        b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
-        before, after = matrix.get_metadata("axes")  # the rank is small, and not split
-        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), of=name, part="lora_A"))
-        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
+        a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5
+        b = jnp.zeros((*stack, config.rank, outputs), jnp.float32)
+        *experts, before, after = matrix.get_metadata("axes")  # the rank is small, and not split
+        for factor, value, axes, part in (
+            (FACTOR_A, a, (before, None), "lora_A"), (FACTOR_B, b, (None, after), "lora_B"),
+        ):  # fmt: skip
+            setattr(
+                layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), of=name, part=part)
+            )
 
 
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -182,7 +186,9 @@ _merged_matmul.defvjp(_merged_forward, _merged_backward, symbolic_zeros=True)
 
 
 def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | jax.Array) -> jax.Array:
-    return weight.astype(jnp.float32) + scale * product(a.astype(jnp.float32), b.astype(jnp.float32))
+    return weight.astype(jnp.float32) + scale * product(
+        a.astype(jnp.float32), b.astype(jnp.float32), (-1, -2), batch=a.ndim - 2
+    )
 
 
 def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, listed, short_repr
+from prb_jax.models.config.experts import Experts, parse_experts
 from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
@@ -96,6 +97,7 @@ class DecoderConfig:
     fused: tuple[
         str, ...
     ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
+    experts: Experts | None  # the mlp is a mixture of experts
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -111,6 +113,11 @@ class DecoderConfig:
     layout: WeightLayout = STANDARD
 
     __repr__ = short_repr
+
+    @property
+    def active_mlp(self) -> int:
+        """Width of the mlp that one token goes through: of all experts that it takes."""
+        return self.intermediate_size if self.experts is None else self.experts.active
 
     @property
     def default_dtype(self) -> str:
@@ -242,6 +249,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
+        experts=parse_experts(fields, family.experts, absent),
         max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),

@@ -5,11 +5,12 @@ for fields that are absent, and the structural facts that are fixed in that fami
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.experts import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNames
 from prb_jax.models.config.fields import FieldReader
 
 ENCODERS = ("bert", "deberta-v2")
@@ -28,9 +29,10 @@ class Family:
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    windows: Literal["none", "every", "upper", "unrotated", "pattern"]
-    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, by
-    ``use_sliding_window`` those without rope, or every layer but each n-th."""
+    windows: Literal["none", "every", "used", "refused", "upper", "unrotated", "pattern"]
+    """Which layers see only a sliding window: none, every one, every one by ``use_sliding_window``, none and
+    ``use_sliding_window`` is refused, by ``use_sliding_window`` and ``max_window_layers``, by ``use_sliding_window``
+    those without rope, or every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
     qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
     output_bias: bool | str = False  # the same of o
@@ -49,6 +51,7 @@ class Family:
     fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
     local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
+    experts: ExpertNames | None = None  # the mlp is a mixture of experts with these names
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
     @property
@@ -81,6 +84,12 @@ _LATER_GEMMA = _GEMMA | {
     "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_QWEN_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "num_key_value_heads": 4,
+}
 _OLMO = {
     "max_position_embeddings": 2048,
     "num_key_value_heads": None,
@@ -109,6 +118,25 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "qwen2": _family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
         "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
+        "qwen2_moe": _family(
+            "Qwen2Moe", _QWEN,
+            {
+                "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+            },
+            qkv_bias="qkv_bias", windows="refused", experts=replace(QWEN_EXPERTS, shared=True),
+        ),
+        "qwen3_moe": _family(
+            "Qwen3Moe", _QWEN, _QWEN_MOE, **_BIAS, windows="used", qk_norm="head", experts=QWEN_EXPERTS
+        ),
+        "mixtral": _family(
+            "Mixtral",
+            {
+                "max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0, "sliding_window": None, "num_experts": 8, "num_experts_per_tok": 2,
+            },
+            windows="every", experts=MIXTRAL_EXPERTS,
+        ),
         "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
         "gemma2": _family(
             "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

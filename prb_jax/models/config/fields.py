@@ -23,7 +23,7 @@ attention_dropout hidden_dropout problem_type label2id pretraining_tp use_cache 
 output_hidden_states chunk_size_feed_forward bos_token_id eos_token_id sep_token_id decoder_start_token_id
 final_logit_softcapping attn_implementation _attn_implementation _attn_implementation_autoset use_sliding_window
 max_window_layers sliding_window_pattern _sliding_window_pattern rope_local_base_freq hidden_act hidden_activation
-resid_pdrop embd_pdrop residual_dropout
+resid_pdrop embd_pdrop residual_dropout output_router_logits router_aux_loss_coef router_jitter_noise
 """
 WITHOUT_EFFECT = frozenset(_BOOKKEEPING.split())
 
