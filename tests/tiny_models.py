@@ -124,6 +124,15 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         ),
         "qwen2_moe": _tiny("Qwen2Moe", _DEFAULT, **_MOE, shared_expert_intermediate_size=40),
         "mixtral": _tiny("Mixtral", _DEFAULT, sliding_window=24, num_local_experts=5, num_experts_per_tok=2),
+        "gpt_oss": _tiny(
+            "GptOss",
+            _rope("yarn", 150_000.0, factor=4.0, original_max_position_embeddings=1024, truncate=False),
+            head_dim=24,
+            sliding_window=24,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            swiglu_limit=1.5,
+        ),
         "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
     }
 )
@@ -210,7 +219,7 @@ def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
                 weight.copy_(0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0))
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif unit_embedding and "embed_tokens" in name:
                 weight.copy_(noise)

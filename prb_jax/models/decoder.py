@@ -23,6 +23,7 @@ from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -72,7 +73,8 @@ class Decoder(Declaring):
         @nnx.split_rngs(splits=config.num_hidden_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
         def stacked(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, rngs=rngs, dtype=dtype)
+            kind = FAMILIES[config.model_type].layer or DecoderLayer
+            return kind(config, rngs=rngs, dtype=dtype)
 
         self.layers = stacked(rngs)
         self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)

@@ -23,15 +23,16 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.experts import Experts
 from prb_jax.models.decoder_layer import DecoderLayer, LayerContext
 from prb_jax.models.grouped import Groups, combined, group_rows, grouped_product, spread
 from prb_jax.models.layers import PROJECTED, gated, product
 from prb_jax.models.lora import FACTOR_A, FACTOR_B
-from prb_jax.models.parameter import drawn
+from prb_jax.models.parameter import drawn, parameter
 from prb_jax.models.quantization import BOTH_SCALE, WEIGHT_SCALE, quantize_array
 from prb_jax.platform.sharding import RULES
 
-_BESIDE = ("", FACTOR_A, FACTOR_B, BOTH_SCALE, WEIGHT_SCALE)
+_BESIDE = ("", "_bias", FACTOR_A, FACTOR_B, BOTH_SCALE, WEIGHT_SCALE)
 """What belongs to the matrix of all experts, by the ends of names."""
 
 
@@ -40,22 +41,27 @@ def declare_experts(layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rng
     experts, width = config.experts, config.hidden_size
     assert experts is not None
     names: Any = experts.names
-    uses: Any = {"turned": True, "adaptable": True, "quantisable": True, "dtype": dtype}
+    count, size = experts.count, experts.size
+    uses: Any = {"adaptable": True, "quantisable": True, "dtype": dtype}
     layer.router = drawn(
-        rngs,
-        width,
-        experts.count,
-        axes=("model", None),
-        hf=f"{names.router}.weight",
-        turned=True,
-        dtype=dtype,
+        rngs, width, count, axes=("model", None), hf=f"{names.router}.weight", turned=True, dtype=dtype
     )
-    into, back = (width, experts.size), (experts.size, width)
-    for name, shape, axes in (
-        ("gate", into, ("model", None)), ("up", into, ("model", None)), ("down", back, (None, "model")),
+    both = (("gate", size), ("up", size)) if not names.gate_up else (("gate_up", 2 * size),)
+    for name, inputs, outputs, axes in (
+        *((name, width, outputs, ("model", None)) for name, outputs in both), ("down", size, width, (None, "model")),
     ):  # fmt: skip
-        key, axes = f"{getattr(names, name)}.weight", ("experts", *axes)
-        setattr(layer, name, drawn(rngs, experts.count, *shape, axes=axes, hf=key, **uses))
+        # A tensor of all experts has no ".weight" behind its name, and is not turned.
+        key, turned = getattr(names, name), not names.gate_up
+        key = f"{key}.weight" if turned else key
+        shape, axes = (count, inputs, outputs), ("experts", *axes)
+        setattr(layer, name, drawn(rngs, *shape, axes=axes, hf=key, turned=turned, **uses))
+        if names.biased:
+            key = f"{key.replace('.{expert}', '')}_bias"
+            bias = parameter(jnp.zeros((count, outputs), dtype), axes=("experts", axes[2]), hf=key)
+            setattr(layer, f"{name}_bias", bias)
+    if names.biased:
+        layer.router_bias = parameter(jnp.zeros((count,), dtype), axes=(None,), hf=f"{names.router}.bias")
+    uses["turned"] = True
     if not experts.shared:
         return
     into, back = (width, experts.shared), (experts.shared, width)
@@ -77,17 +83,19 @@ def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax
     config, mesh, line = layer.config, context.mesh, context.line
     experts = config.experts
     assert experts is not None
-    weights, chosen = _route(x, layer.router[...], experts.chosen, normalised=experts.normalised)
+    bias = layer.router_bias[...] if experts.names.biased else None
+    weights, chosen = _route(x, layer.router[...], bias, experts)
     if context.loads is not None:
         real = jnp.broadcast_to(context.real[..., None], chosen.shape).astype(jnp.float32)
         loads = jnp.zeros(experts.count).at[chosen].add(real)
         context.loads.append(lax.stop_gradient(loads))
-    held = {name: _held(layer, name) for name in ("gate", "up", "down")}
+    into = ("gate_up",) if experts.names.gate_up else ("gate", "up")
+    held = {name: _held(layer, name) for name in (*into, "down")}
     several = mesh is not None and mesh.size > 1
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
 
     def part(x: jax.Array, weights: jax.Array, chosen: jax.Array, held: Any) -> jax.Array:
-        count = held["gate"][""].shape[0]
+        count = held["down"][""].shape[0]
         first = lax.axis_index("tensor") * count if several else 0
         flat = x.reshape(-1, x.shape[-1])
         groups = group_rows(
@@ -98,7 +106,16 @@ def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax
             return _project(held[name], rows, groups, scale=context.lora_scale)
 
         rows = spread(flat, groups)
-        rows = through("down", gated(through("gate", rows), through("up", rows), config.hidden_activation))
+        if experts.names.gate_up:
+            hidden = through("gate_up", rows)
+            gate, up = hidden[:, ::2], hidden[:, 1::2]
+        else:
+            gate, up = through("gate", rows), through("up", rows)
+        if experts.limit is None:
+            hidden = gated(gate, up, config.hidden_activation)
+        else:
+            hidden = _clamped(gate, up, limit=experts.limit, alpha=experts.alpha)
+        rows = through("down", hidden)
         out = combined(rows, weights.reshape(len(flat), -1), groups)
         return (lax.psum(out, "tensor") if several else out).astype(x.dtype).reshape(x.shape)
 
@@ -118,13 +135,25 @@ def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax
     return (out.astype(jnp.float32) + share * shared.astype(jnp.float32)).astype(x.dtype)
 
 
-def _route(x: jax.Array, router: jax.Array, count: int, *, normalised: bool) -> tuple[jax.Array, jax.Array]:
+def _route(
+    x: jax.Array, router: jax.Array, bias: jax.Array | None, experts: Experts
+) -> tuple[jax.Array, jax.Array]:
     """Weights float32 and numbers int32 [..., k] of the experts that each token of x [..., D] takes."""
     logits = product(x.astype(jnp.float32), router.astype(jnp.float32))
-    weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), count)
-    if normalised:
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    weights, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), experts.chosen)
+    if experts.normalised:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return weights, chosen
+
+
+def _clamped(gate: jax.Array, up: jax.Array, *, limit: float, alpha: float) -> jax.Array:
+    """(up + 1) gate sigmoid(alpha gate) of values within the limit, computed in float32, in gate's dtype."""
+    wide = jnp.minimum(gate.astype(jnp.float32), limit)
+    return (
+        (jnp.clip(up.astype(jnp.float32), -limit, limit) + 1) * wide * jax.nn.sigmoid(alpha * wide)
+    ).astype(gate.dtype)
 
 
 def _held(layer: DecoderLayer, name: str) -> dict[str, jax.Array]:
@@ -143,6 +172,8 @@ def _project(held: Mapping[str, jax.Array], rows: jax.Array, groups: Groups, *, 
         out = grouped_product(narrow, weight, groups) * of_rows[:, None] * scales[groups.owners]
     else:
         out = grouped_product(rows, weight, groups) * scales[groups.owners]
+    if "_bias" in held:
+        out = out + held["_bias"].astype(jnp.float32)[groups.owners]
     if FACTOR_A in held:
         inner = checkpoint_name(grouped_product(rows, held[FACTOR_A], groups).astype(rows.dtype), PROJECTED)
         out = out + scale * grouped_product(inner, held[FACTOR_B], groups)

@@ -61,7 +61,7 @@ def parameter(
       value: initial values, without an axis of layers.
       axes: logical axis of each dimension, see :data:`prb_jax.platform.sharding.RULES`.
       hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer; with
-        "{expert}" in it, the file has a tensor for each entry of the first axis.
+        "{expert}" in it, the file has a tensor for each entry of the first axis, or one of all if it is not `turned`.
       turned: the file holds the last two axes the other way round.
       adaptable: low-rank adapters may be put beside it.
       quantisable: it may be held in eight bits.

@@ -141,12 +141,12 @@ def export_adapter(
 
 def adapter_refusal(config: DecoderConfig, lora: LoraConfig) -> str:
     """Return why adapters of a model cannot be exported for PEFT; "" if they can."""
-    experts = {"gate", "up", "down"} & {*lora.targets} if config.experts is not None else ()
+    experts = {"gate", "up", "gate_up", "down"} & {*lora.targets} if config.experts is not None else ()
     if not experts:
         return ""
     return (
-        f"lora.targets: {', '.join(sorted(experts))} are matrices of each expert, for which PEFT has no module; export the "
-        "whole model, or train adapters of q, k, v and o"
+        f"lora.targets: {', '.join(sorted(experts))} are matrices of each expert, for which PEFT has no module; "
+        "export the whole model, or train adapters of q, k, v and o"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
+from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config, parse_config
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.grouped import combined, group_rows, grouped_product, spread
@@ -27,7 +29,6 @@ from prb_jax.models.named_shapes import shape_config
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.training.losses import load_balance
 from tests.packed import packed_batch, read_trees
-from tests.parity.test_families import random_tree
 from tests.plain_process import ROOT, plain_environment
 from tests.tiny_models import TINY_FAMILIES, tiny_config, write_model_without_torch, write_tiny_model
 from tests.training.small_batches import batch_of, build, extras_of, random_trees, small_config
@@ -121,6 +122,101 @@ def test_quantised_experts_are_read_as_they_are_quantised_on_a_device(form: str,
     assert read["layers"]["down"].shape == (3, 6, 40, 64)
     assert read["layers"]["down"].dtype == jnp.int8
     jax.tree.map(np.testing.assert_array_equal, read, made)
+
+
+def write_packed(folder: Path, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write a tiny gpt-oss with experts of MXFP4 in the place of its own, and return these as transformers unpacks
+    them."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    write_tiny_model(folder, "gpt_oss", dtype="bfloat16")
+    path, unpacked = folder / "model.safetensors", {}
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+        scales = rng.integers(118, 128, (experts, outputs, inputs // 32)).astype(np.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        numbers = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))
+        unpacked[name] = numbers.float().numpy()
+        assert unpacked[name].shape == (experts, inputs, outputs)
+    save_file(tensors, path, metadata={"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return unpacked
+
+
+def test_weights_of_mxfp4_are_read_as_transformers_unpacks_them(tmp_path: Path) -> None:
+    unpacked = write_packed(tmp_path / "packed", np.random.default_rng(0))
+    config = load_config(tmp_path / "packed")
+    with pytest.warns(match="6 tensors of MXFP4 are multiplied by their scales of blocks of 32"):
+        params, report = load_params(tmp_path / "packed", config)
+    for name, right in unpacked.items():
+        layer, leaf = int(name.split(".")[2]), name.rsplit(".", 1)[1].removesuffix("_proj")
+        np.testing.assert_array_equal(params["layers"][leaf][layer], right)
+    assert report.dtypes == {"BF16": len(report.used_keys)}
+    # A part that begins and ends within blocks.
+    from prb_jax.models.checkpoints.load import _index
+    from prb_jax.models.checkpoints.weight_index import SliceReader
+
+    part = np.empty((40, 7), np.float32)
+    with SliceReader(_index(tmp_path / "packed", config)) as reader:
+        key = "model.layers.1.mlp.experts.2.gate_up_proj"
+        reader.read_into(part, key, (slice(17, 57), slice(3, 10)))
+    whole = unpacked["model.layers.1.mlp.experts.gate_up_proj"]
+    np.testing.assert_array_equal(part, whole[2, 17:57, 3:10])
+    # Written again, they are plain numbers, which transformers reads.
+    written = save_params(
+        load_params(tmp_path / "packed", config, dtype="bfloat16").params, config, tmp_path / "new"
+    )
+    again = load_file(written / "model.safetensors")
+    for name, right in unpacked.items():
+        np.testing.assert_array_equal(again[name].astype(np.float32), right)
+    assert "quantization_config" not in json.loads((written / "config.json").read_text())
+
+
+def test_broken_weights_of_mxfp4_are_refused(tmp_path: Path) -> None:
+    write_packed(tmp_path, np.random.default_rng(0))
+    config, path = load_config(tmp_path), tmp_path / "model.safetensors"
+    tensors, name = load_file(path), "model.layers.1.mlp.experts.down_proj"
+    scales = tensors[f"{name}_scales"]
+    not_a_number = scales.copy()
+    not_a_number[3, 5, 1] = 255
+    for change, message in (
+        ({f"{name}_scales": not_a_number}, rf"'{name}_scales': a scale is not a number \(255 of E8M0\)"),
+        ({f"{name}_scales": scales[:, :-1]}, rf"'{name}_scales': expected shape \[6, 64, 3\], found \[6, 63, 3\]"),
+        ({f"{name}_scales": scales.astype(np.int16)}, rf"'{name}_blocks' and its scales: expected U8"),
+        ({f"{name}_scales": None}, rf"'{name}_blocks': expected its scales '{name}_scales', found none"),
+    ):  # fmt: skip
+        changed = {key: value for key, value in (tensors | change).items() if value is not None}
+        save_file(changed, path, metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=message), warnings.catch_warnings(action="ignore"):
+            load_params(tmp_path, config)
+
+
+def test_a_kernel_without_attention_sinks_is_refused_by_name() -> None:
+    from prb_jax.models.attention.choice import choose_attention
+    from tests.models.attention.kernel_on_mesh import devices
+
+    raw = json.loads(tiny_config(TINY_FAMILIES["gpt_oss"]).to_json_string(use_diff=False))
+    config = parse_config(raw | {"architectures": None}, where="c")
+    assert config.sinks
+    for platform, kernel in (("tpu", "Pallas"), ("gpu", "cuDNN")):
+        with pytest.warns(match=f"the .*{kernel}.* has no attention sinks: it is computed by block-wise XLA"):
+            chosen = choose_attention(devices(platform), jnp.dtype("bfloat16"), config=config)
+        assert chosen.table == "blocks"
+
+
+def test_adapters_of_gate_and_up_in_one_matrix_are_one() -> None:
+    raw = json.loads(tiny_config(TINY_FAMILIES["gpt_oss"]).to_json_string(use_diff=False))
+    config = parse_config(raw | {"architectures": None}, where="c")
+    layers = bind(config, init_params(config)).layers
+    factors = init_lora(layers, LoraConfig(rank=3))["layers"]
+    assert factors["gate_up_lora_b"].shape == (3, 6, 3, 192)
+    assert not {"gate_lora_a", "up_lora_a"} & factors.keys()
+    with pytest.raises(CheckpointError, match="gate and up are one matrix here: expected both, found up"):
+        init_lora(layers, LoraConfig(targets=("q", "up")))
 
 
 def test_adapters_of_experts_are_those_of_merged_matrices() -> None:

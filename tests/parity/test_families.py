@@ -53,7 +53,8 @@ def families(*few: str) -> list[Any]:
 @pytest.mark.parametrize(
     "family",
     families(
-        "llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3", "mixtral"
+        "llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3", "mixtral",
+        "gpt_oss",
     ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -86,6 +87,7 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
         "exaone4",
         "qwen3_moe",
         "qwen2_moe",
+        "gpt_oss",
     ),
 )
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):

@@ -43,8 +43,8 @@ def fill_quantized(
     reader: SliceReader,
     pool: ThreadPoolExecutor,
 ) -> tuple[jax.Array, jax.Array]:
-    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O]; of all experts [L, E, I, O]
-    and [L, E, O].
+    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O]; of all experts
+    [L, E, I, O] and [L, E, O].
 
     Raises:
       CheckpointError: a weight that is not finite.
@@ -111,7 +111,9 @@ def _quantized_blocks(
     for start in range(*outputs, channels):
         stop = min(start + channels, outputs[1])
         block = np.empty((stop - start, inputs), np.float32)
-        for read in reads_of_tensor(key, block, (slice(start, stop), slice(0, inputs)), leaf):
+        region = (slice(start, stop), slice(0, inputs))
+        turned = (block, region) if leaf.transposed else (block.T, region[::-1])
+        for read in reads_of_tensor(key, *turned, leaf):
             reader.read_into(*read)
         narrow, scale = quantize_array(block, form.dtype, axis=1)
         if not np.isfinite(scale).all():

@@ -78,6 +78,19 @@ class LeafMap:
         return self.shape[: self.stacked + ("{expert}" in self.key)]
 
     @property
+    def of_all_experts(self) -> bool:
+        """Whether it is written as one tensor of all experts; it is read as if each expert had its own."""
+        return "{expert}" in self.key and not self.transposed
+
+    @property
+    def written(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that are written, in their order."""
+        if not self.of_all_experts:
+            return dict.fromkeys(self.file_keys, self.file_shape)
+        key = self.key.replace(".{expert}", "")
+        return {key.format(layer=layer): self.shape[1:] for layer in range(self.shape[0])}
+
+    @property
     def file_shape(self) -> tuple[int, ...]:
         """Shape of each of its tensors in the file."""
         shape = self.shape[len(self.tensors) :]
@@ -101,7 +114,8 @@ def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[s
         by_key.setdefault(leaf.key, []).append(leaf)
     for maps in by_key.values():
         hosts = [np.asarray(leaves[leaf.path]) for leaf in maps]
-        for place, key in zip(np.ndindex(maps[0].tensors), maps[0].file_keys, strict=True):
+        grid = maps[0].tensors[: 1 if maps[0].of_all_experts else None]
+        for place, key in zip(np.ndindex(grid), maps[0].written, strict=True):
             parts = [host[place] for host in hosts]
             yield key, _joined(maps, [part.T if leaf.transposed else part for leaf, part in zip(maps, parts)])
 

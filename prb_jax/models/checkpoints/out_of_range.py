@@ -45,7 +45,7 @@ def explain_scores(params: Params, config: Config) -> str:
 
 
 def _largest(array: jax.Array, *, axes: int) -> np.ndarray:
-    """The largest magnitude of the shards of this process for each entry of the first axes: float32 [L], [L, E] or []."""
+    """The largest magnitude of this process's shards for each entry of the first axes: float32 [L], [L, E] or []."""
     largest = np.zeros(array.shape[:axes], np.float32)
     for shard in array.addressable_shards:
         values = jnp.abs(shard.data.astype(jnp.float32))

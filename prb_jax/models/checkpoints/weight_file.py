@@ -26,7 +26,7 @@ from prb_jax.seams import BUILTIN, get
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 FLOAT_DTYPES: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _FLOATS.items()}
 #: Also those that mean something only with a scale beside them.
-READ_DTYPES = FLOAT_DTYPES | {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
+READ_DTYPES = FLOAT_DTYPES | {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "U8": np.dtype(np.uint8)}
 ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
     **dict.fromkeys(("I64", "U64", "C64"), 8),
     **dict.fromkeys(("I32", "U32"), 4),

@@ -20,6 +20,11 @@ class ExpertNames:
     merged_router: str = "mlp.gate"  # module of the router in files that keep all experts in one tensor
     size: str = "moe_intermediate_size"  # field with the width of an expert
     normalised: bool | None = None  # see `Experts.normalised`; None: the field ``norm_topk_prob`` says it
+    gate_up: str = ""
+    """One tensor with gate and up of all experts [E, D, 2F], whose columns are interleaved; then ``down`` is of all
+    experts [E, F, D], too."""
+    biased: bool = False  # the router and the matrices of experts have biases
+    clamped: bool = False  # the gated activation is clamped, see `Experts.limit`
     shared: bool = False  # a shared expert of ``shared_expert_intermediate_size`` stands beside them
 
 
@@ -34,6 +39,18 @@ MIXTRAL_EXPERTS = ExpertNames(
 )
 
 
+GPT_OSS_EXPERTS = ExpertNames(
+    router="mlp.router",
+    gate_up="mlp.experts.{expert}.gate_up_proj",
+    down="mlp.experts.{expert}.down_proj",
+    merged_router="mlp.router",
+    size="intermediate_size",
+    normalised=True,
+    biased=True,
+    clamped=True,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """The mlp of a layer, if it is a mixture of experts."""
@@ -44,6 +61,9 @@ class Experts:
     normalised: bool  # the weights of the chosen experts add up to 1
     shared: int  # F of the expert that every token takes, times a gate of its own; 0 for none
     names: ExpertNames
+    limit: float | None = None
+    """Gates are cut above it, and up on both sides: then the activation is (up + 1) gate sigmoid(alpha gate)."""
+    alpha: float = 1.0
 
     @property
     def active(self) -> int:
@@ -86,6 +106,8 @@ def parse_experts(
         normalised=fields.flag("norm_topk_prob", default=False) if normalised is None else normalised,
         shared=fields.integer(_SHARED, default=absent[_SHARED]) if names.shared else 0,
         names=names,
+        limit=fields.number("swiglu_limit", default=7.0) if names.clamped else None,
+        alpha=fields.number("swiglu_alpha", default=1.702) if names.clamped else 1.0,
     )
 
 

@@ -128,6 +128,16 @@ class FieldReader:
             raise self.error(name, "a string")
         return value
 
+    def like(self, name: str, *, default: Any) -> Any:
+        """A number, a string, or true or false, of the type of its default; a whole number for any number."""
+        value = self.value(name)
+        if value is None:
+            return default
+        kind = type(default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise self.error(name, f"a value like {default!r}")
+        return kind(value)
+
     def architectures(self) -> tuple[str, ...]:
         """The names of the checkpoint's classes; empty where it names none."""
         names = self.value("architectures")
@@ -171,7 +181,7 @@ class FieldReader:
         for name in ("quantization_config", "compression_config"):
             described = self.value(name) if self.has(name) else None
             method = described.get("quant_method") if isinstance(described, Mapping) else None
-            if self.has(name) and method != "fp8":  # whose scales are read with the weights
+            if self.has(name) and method not in ("fp8", "mxfp4"):  # their scales are read with the weights
                 raise CheckpointError(
                     f"{self.where}: field '{name}': quantised weights ({method or 'of no named method'}) are not "
                     "supported; use the checkpoint in its original precision"

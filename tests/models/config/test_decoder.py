@@ -125,6 +125,13 @@ OLD_FILES: dict[str, dict[str, Any]] = {
         "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
         "rope_theta": 1000000.0, "rms_norm_eps": 1e-5,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "num_local_experts": 32, "num_experts_per_tok": 4, "head_dim": 64, "swiglu_limit": 7.0,
+        "attention_bias": True, "sliding_window": 128, "rope_theta": 150000, "rms_norm_eps": 1e-5, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        }, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "mixtral-absent": {"model_type": "mixtral"},
     "exaone-4-absent": {"model_type": "exaone4"},
     "ministral-3": {
@@ -184,6 +191,8 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
         assert experts.size == getattr(hf, "moe_intermediate_size", hf.intermediate_size)
         assert experts.normalised == getattr(hf, "norm_topk_prob", True)
         assert experts.shared == getattr(hf, "shared_expert_intermediate_size", 0)
+        assert experts.limit == getattr(hf, "swiglu_limit", None)
+        assert experts.alpha == getattr(hf, "swiglu_alpha", 1.0)
 
     # The angles of LongRoPE are other ones for longer conversations.
     shorter = {rope.longest for rope in config.rope if rope is not None and rope.rope_type == "longrope"}
@@ -244,6 +253,7 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
     names = {name for name, _ in layer.named_parameters()}
     assert config.attention_bias == ("self_attn.q_proj.bias" in names)
     assert config.attention_output_bias == ("self_attn.o_proj.bias" in names)
+    assert config.sinks == ("self_attn.sinks" in names)
     assert config.mlp_bias == ("mlp.down_proj.bias" in names)
     merged = {"gate_up_proj"} if config.experts is not None else set()  # in memory, not in the file
     assert set(config.fused) | merged == {"qkv_proj", "gate_up_proj"} & {
