@@ -63,6 +63,9 @@ _LONGROPE = _rope(
 _GEMMA: Mapping[str, Any] = MappingProxyType(
     {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24, "num_hidden_layers": 4}
 )
+_MOE: Mapping[str, Any] = MappingProxyType(
+    {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+)
 _LOCAL = _rope("default", 10_000.0)
 
 
@@ -115,6 +118,21 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         ),
         "glm4": _tiny("Glm4", _DEFAULT, head_dim=24),
         "seed_oss": _tiny("SeedOss", _LLAMA3, head_dim=24, attention_out_bias=True),
+        "qwen3_moe": _tiny("Qwen3Moe", _DEFAULT, head_dim=24, **_MOE, norm_topk_prob=True),
+        "qwen3_moe-window": _tiny(
+            "Qwen3Moe", _YARN, head_dim=24, **_MOE, use_sliding_window=True, sliding_window=24
+        ),
+        "qwen2_moe": _tiny("Qwen2Moe", _DEFAULT, **_MOE, shared_expert_intermediate_size=40),
+        "mixtral": _tiny("Mixtral", _DEFAULT, sliding_window=24, num_local_experts=5, num_experts_per_tok=2),
+        "gpt_oss": _tiny(
+            "GptOss",
+            _rope("yarn", 150_000.0, factor=4.0, original_max_position_embeddings=1024, truncate=False),
+            head_dim=24,
+            sliding_window=24,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            swiglu_limit=1.5,
+        ),
         "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
     }
 )
@@ -201,12 +219,12 @@ def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
                 weight.copy_(0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0))
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif unit_embedding and "embed_tokens" in name:
                 weight.copy_(noise)
-            else:
-                weight.copy_(noise / weight.shape[1] ** 0.5)
+            else:  # of each expert, where a tensor holds all of them
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
 
 
 def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:

@@ -26,6 +26,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
+from prb_jax.models.attention.walk import with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
@@ -257,6 +258,8 @@ def try_tokens(
             attend=attend,
             constrain=constrain,
             lora_scale=lora_scale,
+            mesh=mesh,
+            splits_tokens=False,
         )
         x, (k, v) = nnx.merge(graph, gather(state))(x, context)
         keys.append(k.reshape(*shape, *k.shape[2:]))
@@ -315,6 +318,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
     constrain: Constrain,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of C tokens a sample, each to the prefix, to its sample's suffix and to itself: [B, S * C, N, H].
 
@@ -325,6 +329,7 @@ def _attend(
       window: as of the layer.
       softcap: scores s become ``softcap * tanh(s / softcap)``.
       constrain: states how the queries are split over devices.
+      sinks: one more logit of each head [N] in its softmax.
     """
     (pk, pv, prefix_lengths), (sk, sv, lengths) = prefix, suffix
     heads, head_dim = q.shape[2:]
@@ -376,4 +381,6 @@ def _attend(
     mixed = mixed.reshape(grouped.shape)
     values = v.transpose(0, 1, 3, 2, 4)[:, :, :, :, None]
     mixed = (mixed + weight_own[..., None] * values.astype(jnp.float32)) / total[..., None]
-    return mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape).astype(q.dtype)
+    out = mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape)
+    log = (top + jnp.log(total)).transpose(0, 1, 3, 2, 4).reshape(q.shape[:-1])
+    return with_sinks(out, log, sinks).astype(q.dtype)

@@ -23,6 +23,7 @@ from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -72,7 +73,8 @@ class Decoder(Declaring):
         @nnx.split_rngs(splits=config.num_hidden_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
         def stacked(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, rngs=rngs, dtype=dtype)
+            kind = FAMILIES[config.model_type].layer or DecoderLayer
+            return kind(config, rngs=rngs, dtype=dtype)
 
         self.layers = stacked(rngs)
         self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)
@@ -99,6 +101,7 @@ def decode_stream(
     batch: StreamBatch,
     *,
     reads_only: bool,
+    loads: list[jax.Array] | None = None,
     **options: Any,
 ) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
@@ -109,13 +112,18 @@ def decode_stream(
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
             alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
             tokens.
+        loads: of a mixture of experts, a list that gains the number of real tokens that each expert got, float32
+            [L, E]; without a last layer that computes read places only, if there are others.
     """
-    return _decode(decoder, batch, reads_only=reads_only, **options)[0]
+    states, (_, counted) = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
+    if loads is not None:
+        loads.append(counted)
+    return states
 
 
 def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
     """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
-    states, (keys, values) = _decode(decoder, batch, reads_only=False, keep=True, **options)
+    states, ((keys, values), _) = _decode(decoder, batch, reads_only=False, keep=True, **options)
     return Decoded(states, keys, values)
 
 
@@ -131,6 +139,7 @@ def _decode(
     soft_prompts: jax.Array | None = None,
     differentiated: bool = False,
     keep: bool = False,
+    counts: bool = False,
 ) -> tuple[jax.Array, Any]:
     config = decoder.config
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
@@ -138,6 +147,9 @@ def _decode(
     if mesh is not None:
         check_tokens(mesh, tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
+    real = None
+    if counts:
+        real = (jnp.asarray(batch.until) > jnp.arange(1, tokens.shape[1] + 1)) | (positions > 0)
     x = decoder.rows(tokens, dtype)
     if soft_prompts is not None:
         x = _with_soft_prompts(x, prompts=soft_prompts, batch=batch)
@@ -162,6 +174,7 @@ def _decode(
     ) -> Any:
         query_angles, key_angles = angles(sliding, rotates)
         attend: Attention = attend_streams if places is None else attend_from_stream_reads
+        loads: list[jax.Array] | None = [] if counts else None
         context = LayerContext(
             query_angles=query_angles,
             key_angles=key_angles,
@@ -169,16 +182,20 @@ def _decode(
             constrain=constrain,
             lora_scale=lora_scale,
             places=places,
+            mesh=mesh,
+            loads=loads,
+            real=real if places is None else places > 0,
         )
-        return nnx.merge(graph, state)(x, context)
+        x, keys_and_values = nnx.merge(graph, state)(x, context)
+        return x, (keys_and_values, loads[0] if loads else None)
 
     def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
         state, (is_sliding, is_rotated) = inputs
         state = gather(state)
 
         def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, keys_and_values = run(sliding, is_rotated, x, state)
-            return x, keys_and_values if keep else None
+            x, (keys_and_values, loads) = run(sliding, is_rotated, x, state)
+            return x, (keys_and_values if keep else None, loads)
 
         if mixed:
             return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
@@ -198,17 +215,20 @@ def _decode(
     def indexed(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
         return body(x, (at(inputs[0]), inputs[1]))
 
-    count = config.num_hidden_layers - 1
+    count, kept = config.num_hidden_layers - 1, (None, None)
     if count:
         # Without its last layer the stack would be a copy of it, so that it is read through indices; but gradients
         # by indices would be sums of whole stacks, one for each layer.
         stack = jax.tree.map(lambda leaf: leaf[:count], layers) if differentiated else jnp.arange(count)
         run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
-        x, _ = lax.scan(run_layer, x, (stack, kinds[:count]))
-    last = rematerialised(
-        lambda x, w: run(slides[-1], rotates[-1], x, gather(w), places)[0], remat, gathers=gathers
-    )
-    return last(x, at(count)), None
+        x, kept = lax.scan(run_layer, x, (stack, kinds[:count]))
+
+    def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
+        x, (_, loads) = run(slides[-1], rotates[-1], x, gather(state), places)
+        return x, loads
+
+    x, loads = rematerialised(last, remat, gathers=gathers)(x, at(count))
+    return x, (None, loads[None] if counts and not count else kept[1])
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:

@@ -19,9 +19,15 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def matrix_flops_per_token(config: DecoderConfig) -> float:
-    """Twice the weights of all layers' matrices; the embedding and the score head count for nothing."""
-    matrices = (matrix for _, matrix in parameters(abstract_model(config).layers))
-    return 2.0 * sum(math.prod(matrix.shape) for matrix in matrices if matrix.get_metadata("quantisable"))
+    """Twice the weights of all layers' matrices, of experts only those that a token takes; the embedding and the score
+    head count for nothing."""
+    experts, weights = config.experts, 0.0
+    for _, matrix in parameters(abstract_model(config).layers):
+        if not (matrix.get_metadata("quantisable") or matrix.get_metadata("turned")):
+            continue
+        every = experts is None or matrix.get_metadata("axes")[0] != "experts"
+        weights += math.prod(matrix.shape) * (1.0 if every else experts.chosen / experts.count)
+    return 2.0 * weights
 
 
 def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:

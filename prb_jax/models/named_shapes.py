@@ -25,9 +25,24 @@ def _qwen3(width: int, mlp: int, layers: int, heads: int, **others: Any) -> dict
     return {**_QWEN3, **sizes, "num_attention_heads": heads, **others}
 
 
+def _qwen3_moe(width: int, expert: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    kind = {"architectures": ["Qwen3MoeForSequenceClassification"], "model_type": "qwen3_moe"}
+    return _qwen3(
+        width, 3 * width, layers, heads, **kind, moe_intermediate_size=expert, norm_topk_prob=True, **others
+    )
+
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     # 43 million parameters in the proportions of the published sizes, which follow.
     "qwen3-40m": _qwen3(512, 1536, 10, 8, num_key_value_heads=4, vocab_size=6_400, torch_dtype="float32"),
+    # Mixtures of experts. The first one computes as many products a token as the shape above.
+    "qwen3-110m-a40m": _qwen3_moe(
+        512, 384, 10, 8, num_local_experts=16, num_experts_per_tok=4, num_key_value_heads=4, vocab_size=6_400,
+        torch_dtype="float32",
+    ),
+    "qwen3-30b-a3b": _qwen3_moe(
+        2048, 768, 48, 32, num_local_experts=128, num_experts_per_tok=8, num_key_value_heads=4
+    ),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32),

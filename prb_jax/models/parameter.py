@@ -21,6 +21,10 @@ Path = tuple[str, ...]
 Axes = tuple[str | None, ...]
 
 
+ROUTER = "router"
+"""The matrix that chooses the experts of a token, which no program rounds: products with it are float32."""
+
+
 class Declaring(nnx.Module):
     """A module whose parameters are listed in the order in which it declares them.
 
@@ -56,7 +60,8 @@ def parameter(
     Args:
       value: initial values, without an axis of layers.
       axes: logical axis of each dimension, see :data:`prb_jax.platform.sharding.RULES`.
-      hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer.
+      hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer; with
+        "{expert}" in it, the file has a tensor for each entry of the first axis, or one of all if it is not `turned`.
       turned: the file holds the last two axes the other way round.
       adaptable: low-rank adapters may be put beside it.
       quantisable: it may be held in eight bits.

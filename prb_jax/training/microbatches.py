@@ -155,8 +155,8 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
         heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
     numbers = {
-        "none": 6 * config.hidden_size + 4 * queries + 6 * keys + 4 * config.intermediate_size,
-        "dots": 4 * config.hidden_size + 2 * queries + 2 * keys + 2 * config.intermediate_size,
+        "none": 6 * config.hidden_size + 4 * queries + 6 * keys + 4 * config.active_mlp,
+        "dots": 4 * config.hidden_size + 2 * queries + 2 * keys + 2 * config.active_mlp,
         "full": config.hidden_size,
     }
     return 4 * config.num_hidden_layers * numbers[remat]

@@ -117,15 +117,20 @@ def scores(params: dict[str, Any], config: Any) -> np.ndarray:
 
 def dequantised(params: dict[str, Any]) -> dict[str, Any]:
     layers = dict(params["layers"])
-    for name in LoraConfig.targets:
+    for name in [*LoraConfig.targets, "gate_up"]:
+        if name not in layers:
+            continue
         scale = layers.pop(f"{name}_weight_scale")
-        layers[name] = np.asarray(layers[name], np.float32) * np.asarray(scale)[:, None, :]
+        layers[name] = np.asarray(layers[name], np.float32) * np.asarray(scale)[..., None, :]
     return {**params, "layers": layers}
 
 
 # Biases of attention and of the mlp; norms of queries and keys; four norms, windows and soft caps.
 @pytest.mark.parametrize(
-    "family", sweep(["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3"], few=(2, 4))
+    "family",
+    sweep(
+        ["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3", "qwen3_moe", "gpt_oss"], few=(2, 4, 5, 6)
+    ),
 )
 def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) -> None:
     folder = write_tiny_model(tmp_path, family)

@@ -52,7 +52,10 @@ def families(*few: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     "family",
-    families("llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3"),
+    families(
+        "llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3", "mixtral",
+        "gpt_oss",
+    ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_float32_scores_equal_transformers(family, responses, tmp_path):
@@ -73,7 +76,19 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family", families("gemma2", "olmo3", "phi3-longrope", "smollm3", "ministral3", "glm4", "exaone4")
+    "family",
+    families(
+        "gemma2",
+        "olmo3",
+        "phi3-longrope",
+        "smollm3",
+        "ministral3",
+        "glm4",
+        "exaone4",
+        "qwen3_moe",
+        "qwen2_moe",
+        "gpt_oss",
+    ),
 )
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
@@ -91,8 +106,9 @@ def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     theirs = transformers_gradients(folder, [tree.sequence(k) for k in range(2)], factors)
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
-        difference = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
-        assert difference < GRADIENT_TOLERANCE, (name, difference)
+        difference, size = np.linalg.norm(ours[name] - gradient), np.linalg.norm(gradient)
+        # Both are zero for an expert without tokens.
+        assert difference < GRADIENT_TOLERANCE * size or difference == size == 0, (name, difference, size)
 
 
 @pytest.mark.parametrize("transformers_5", [False, True])

@@ -37,6 +37,7 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.parameter import ROUTER
 from prb_jax.platform.sharding import MESH_AXES, check_heads, meet, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
 from prb_jax.trees.in_order import length_step
@@ -96,7 +97,9 @@ def placing_program(program: Program, params: Any) -> Any:
             name: params[name].astype(program.dtype) for name in ("embed", "lm_head") if name in params
         }
         layers = {
-            name: leaf.astype(program.dtype) if leaf.ndim == 3 and leaf.dtype == jnp.float32 else leaf
+            name: leaf.astype(program.dtype)
+            if leaf.ndim > 2 and name != ROUTER and leaf.dtype == jnp.float32
+            else leaf
             for name, leaf in params["layers"].items()
         }
         return {**params, **matrices, "layers": layers}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, listed, short_repr
+from prb_jax.models.config.experts import Experts, parse_experts
 from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
@@ -69,7 +70,7 @@ class DecoderConfig:
     num_key_value_heads: int  # G
     head_dim: int  # H
     rms_norm_eps: float  # added to the mean square in every norm
-    hidden_activation: Activation  # of the gated mlp
+    hidden_activation: Activation  # of the gated mlp; the layer of a plug-in may have another one
     attention_bias: bool  # q, k and v have biases
     attention_output_bias: bool  # o has a bias
     mlp_bias: bool  # gate, up and down have biases
@@ -96,6 +97,11 @@ class DecoderConfig:
     fused: tuple[
         str, ...
     ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
+    sinks: bool  # each head has a logit that takes weight in its softmax and gives nothing
+    experts: Experts | None  # the mlp is a mixture of experts
+    fields: tuple[
+        tuple[str, Any], ...
+    ]  # names and values of the fields that only the layer of a plug-in reads
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -111,6 +117,11 @@ class DecoderConfig:
     layout: WeightLayout = STANDARD
 
     __repr__ = short_repr
+
+    @property
+    def active_mlp(self) -> int:
+        """Width of the mlp that one token goes through: of all experts that it takes."""
+        return self.intermediate_size if self.experts is None else self.experts.active
 
     @property
     def default_dtype(self) -> str:
@@ -242,6 +253,9 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
+        sinks=family.sinks,
+        experts=parse_experts(fields, family.experts, absent),
+        fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
         max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
@@ -296,7 +310,11 @@ def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
     return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
 
 
-def _activation(fields: FieldReader, family: Family) -> Activation:
+def _activation(fields: FieldReader, family: Family) -> Any:
+    if family.activation is not None:
+        if fields.text("hidden_act", default=family.activation) != family.activation:
+            raise fields.error("hidden_act", family.activation)
+        return family.activation
     # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
     name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")

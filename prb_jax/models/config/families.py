@@ -4,13 +4,20 @@ One row a family: the class name that reward-model checkpoints carry, the values
 for fields that are absent, and the structural facts that are fixed in that family's code.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.experts import (
+    GPT_OSS_EXPERTS,
+    MIXTRAL_EXPERTS,
+    QWEN_EXPERTS,
+    ExpertNames,
+)
 from prb_jax.models.config.fields import FieldReader
+from prb_jax.seams import get, names, usable_plugins
 
 ENCODERS = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
@@ -28,9 +35,10 @@ class Family:
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    windows: Literal["none", "every", "upper", "unrotated", "pattern"]
-    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, by
-    ``use_sliding_window`` those without rope, or every layer but each n-th."""
+    windows: Literal["none", "every", "used", "refused", "upper", "unrotated", "pattern"]
+    """Which layers see only a sliding window: none, every one, every one by ``use_sliding_window``, none and
+    ``use_sliding_window`` is refused, by ``use_sliding_window`` and ``max_window_layers``, by ``use_sliding_window``
+    those without rope, or every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
     qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
     output_bias: bool | str = False  # the same of o
@@ -49,6 +57,16 @@ class Family:
     fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
     local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
+    sinks: bool = False  # each head has a logit that takes weight in its softmax and gives nothing
+    layer: type[Any] | None = None
+    """Of a plug-in: its own subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer`."""
+    activation: str | None = (
+        None  # of such a layer: the only value of ``hidden_act``, which it computes itself
+    )
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of such a layer: further fields of ``config.json`` with their values where absent; `DecoderConfig.fields` has
+    what a file says."""
+    experts: ExpertNames | None = None  # the mlp is a mixture of experts with these names
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
     @property
@@ -81,6 +99,12 @@ _LATER_GEMMA = _GEMMA | {
     "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_QWEN_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "num_key_value_heads": 4,
+}
 _OLMO = {
     "max_position_embeddings": 2048,
     "num_key_value_heads": None,
@@ -90,32 +114,69 @@ _OLMO = {
 _OLMO_FACTS: Mapping[str, Any] = {**_BIAS, "qk_norm": "width", "norms": _OUTPUT_NORMS, "wide_norms": True}
 
 
-def _family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
+def family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
+    """Describe a family.
+
+    Args:
+      name: what the names of its classes in transformers begin with, e.g. ``Llama``.
+      defaults: values for fields that ``config.json`` leaves out, the later ones first; those that most families share
+        need not be given.
+      facts: other fields of :class:`Family`.
+    """
     merged = dict(_SHARED)
     for values in defaults:
         merged |= values
     return Family(architecture=f"{name}ForSequenceClassification", defaults=MappingProxyType(merged), **facts)
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+_BUILTIN: Mapping[str, Family] = MappingProxyType(
     {
-        "llama": _family(
+        "llama": family(
             "Llama", {"max_position_embeddings": 2048, "num_key_value_heads": None},
             **_BIAS, mlp_bias="mlp_bias", windows="none",
         ),
-        "mistral": _family(
+        "mistral": family(
             "Mistral", {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "sliding_window": 4096},
             windows="every",
         ),
-        "qwen2": _family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
-        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
-        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
-        "gemma2": _family(
+        "qwen2": family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
+        "qwen3": family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
+        "qwen2_moe": family(
+            "Qwen2Moe", _QWEN,
+            {
+                "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+            },
+            qkv_bias="qkv_bias", windows="refused", experts=replace(QWEN_EXPERTS, shared=True),
+        ),
+        "qwen3_moe": family(
+            "Qwen3Moe", _QWEN, _QWEN_MOE, **_BIAS, windows="used", qk_norm="head", experts=QWEN_EXPERTS
+        ),
+        "mixtral": family(
+            "Mixtral",
+            {
+                "max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0, "sliding_window": None, "num_experts": 8, "num_experts_per_tok": 2,
+            },
+            windows="every", experts=MIXTRAL_EXPERTS,
+        ),
+        "gpt_oss": family(
+            "GptOss",
+            {
+                "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
+                "rope_theta": 150_000.0, "sliding_window": 128, "attention_bias": True, "num_experts": 128,
+                "num_experts_per_tok": 4,
+            },
+            **_BIAS, windows="pattern", window_period=2, wide_norms=True, sinks=True, rope_types=("yarn",),
+            experts=GPT_OSS_EXPERTS,
+        ),
+        "gemma": family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
+        "gemma2": family(
             "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             **_BIAS, windows="pattern", window_period=2, gemma=True, norms=_GEMMA_NORMS,
             softcaps_attention=True, softcaps_vocabulary=True,
         ),
-        "gemma3_text": _family(
+        "gemma3_text": family(
             "Gemma3Text", _LATER_GEMMA,
             {
                 "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
@@ -124,12 +185,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             **_BIAS, windows="pattern", qk_norm="head", gemma=True, norms=_GEMMA_NORMS,
             local_theta="rope_local_base_freq", softcaps_vocabulary=True,
         ),
-        "olmo2": _family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
-        "olmo3": _family(
+        "olmo2": family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
+        "olmo3": family(
             "Olmo3", _OLMO, {"rope_theta": 500_000.0, "sliding_window": 4096},
             **_OLMO_FACTS, windows="pattern", window_period=4, local_theta="rope_theta",
         ),
-        "phi3": _family(
+        "phi3": family(
             "Phi3",
             {
                 "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_key_value_heads": None,
@@ -137,7 +198,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="every", fused=("qkv_proj", "gate_up_proj"), rope_types=("default", "longrope"),
         ),
-        "smollm3": _family(
+        "smollm3": family(
             "SmolLM3",
             {
                 "max_position_embeddings": 32768, "num_key_value_heads": 4, "pad_token_id": 128_004,
@@ -146,7 +207,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             **_BIAS, mlp_bias="mlp_bias", windows="unrotated", unrotated="listed",
         ),
-        "ministral3": _family(
+        "ministral3": family(
             "Ministral3",
             {
                 "max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 11,
@@ -154,7 +215,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="every", rope_types=("llama3", "yarn"), query_growth=True,
         ),
-        "glm4": _family(
+        "glm4": family(
             "Glm4",
             {
                 "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "pad_token_id": 151_329,
@@ -163,7 +224,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             qkv_bias="attention_bias", windows="none", norms=_GLM_NORMS, fused=("gate_up_proj",),
             interleaved_rope=True,
         ),
-        "seed_oss": _family(
+        "seed_oss": family(
             "SeedOss",
             {
                 "max_position_embeddings": 524_288, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 1,
@@ -171,7 +232,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", windows="none",
         ),
-        "exaone4": _family(
+        "exaone4": family(
             "Exaone4",
             {
                 "max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
@@ -181,6 +242,27 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+
+
+class _Families(Mapping[str, Family]):
+    """Families by ``model_type``: those of this package, then those of plug-ins of the kind "backbones"."""
+
+    def __getitem__(self, model_type: str) -> Family:
+        if model_type in _BUILTIN:
+            return _BUILTIN[model_type]
+        if model_type in names("backbones"):
+            return get("backbones", model_type).value
+        raise KeyError(model_type)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _BUILTIN
+        yield from (plugin.name for plugin in usable_plugins("backbones") if plugin.name not in _BUILTIN)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+FAMILIES: Mapping[str, Family] = _Families()
 
 
 _OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")

@@ -28,7 +28,9 @@ def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKin
     rotates = (True,) * layers
     if family.unrotated == "listed":
         rotates = _listed_rotations(fields, family, layers=layers)
-    if family.windows == "none":
+    if family.windows == "refused" and fields.flag("use_sliding_window", default=False):
+        raise fields.error("use_sliding_window", "false, as sliding windows are not supported in this family")
+    if family.windows in ("none", "refused"):
         return LayerKinds(window=None, slides=(False,) * layers, rotates=rotates)
     window, slides = _windows(fields, family, rotates=rotates)
     if family.unrotated == "full" and window is not None:
@@ -41,11 +43,13 @@ def _windows(
 ) -> tuple[int | None, tuple[bool, ...]]:
     default, layers = family.defaults["sliding_window"], len(rotates)
     window = fields.optional_integer("sliding_window", default=default)
-    if family.windows in ("upper", "unrotated") and not fields.flag("use_sliding_window", default=False):
+    if family.windows in ("used", "upper", "unrotated") and not fields.flag(
+        "use_sliding_window", default=False
+    ):
         window = None
     slides = _listed_windows(fields, layers=layers)
 
-    if family.windows == "every":
+    if family.windows in ("every", "used"):
         uniform = (window is not None,) * layers
         if slides is not None and slides != uniform:
             # transformers warns and then ignores the list for this family.

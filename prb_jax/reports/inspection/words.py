@@ -115,10 +115,14 @@ def reading(resolved: ResolvedModel, rule: str) -> str:
 
 
 def shape(config: DecoderConfig) -> str:
+    experts, mlp = config.experts, f"mlp {config.intermediate_size:,}"
+    if experts is not None:
+        mlp = f"{experts.count} experts of {experts.size:,}, {experts.chosen} a token"
+        mlp += f" and one of {experts.shared:,} for all" if experts.shared else ""
     return (
         f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
-        f"{config.head_dim}, mlp {config.intermediate_size:,} ({config.hidden_activation})"
+        f"{config.head_dim}, {mlp} ({config.hidden_activation})"
     )
 
 
