@@ -23,6 +23,7 @@ from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -33,8 +34,10 @@ from prb_jax.models.decoder_layer import (
     rematerialised,
     splits_weights,
 )
+from prb_jax.models.layer_stacks import LayerStacks
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.platform.sharding import check_tokens, constrainer
+from prb_jax.seams import get
 from prb_jax.trees.streams import StreamBatch
 
 Params = dict[str, Any]
@@ -47,8 +50,9 @@ class Decoded:
     """A forward pass with all that later tokens need of it."""
 
     states: jax.Array  # [S, N, D], final hidden states before the last norm
-    keys: jax.Array  # [L, S, N, G, H] of every layer, after the rotary embedding
+    keys: jax.Array  # [L, S, N, G, H] of every layer of attention, after the rotary embedding
     values: jax.Array  # the same shape
+    recurrent: Any = None  # what :func:`prb_jax.models.delta_layer.mix` keeps of recurrent layers, stacked on axis 0
 
 
 class Decoder(Declaring):
@@ -69,12 +73,22 @@ class Decoder(Declaring):
             rngs, *size, scale=scale, dtype=dtype, axes=("vocab", "model"), hf="embed_tokens.weight"
         )
 
-        @nnx.split_rngs(splits=config.num_hidden_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stacked(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, rngs=rngs, dtype=dtype)
+        def stacked(count: int, parts: tuple[str | None, ...]) -> DecoderLayer:
+            @nnx.split_rngs(splits=count)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def make(rngs: nnx.Rngs) -> DecoderLayer:
+                return DecoderLayer(config, rngs=rngs, dtype=dtype, parts=parts)
 
-        self.layers = stacked(rngs)
+            return make(rngs)
+
+        kinds = tuple(dict.fromkeys(config.layer_mixers))
+        count = config.num_hidden_layers
+        self.layers = stacked(count, (None, *(kinds if len(kinds) == 1 else ())))
+        for kind in kinds if len(kinds) > 1 else ():
+            of_kind = stacked(config.layer_mixers.count(kind), (kind,))
+            for name in of_kind.order:
+                setattr(self.layers, name, getattr(of_kind, name))
+            self.layers.close()
         self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)
         self.close()
 
@@ -114,9 +128,11 @@ def decode_stream(
 
 
 def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
-    """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
-    states, (keys, values) = _decode(decoder, batch, reads_only=False, keep=True, **options)
-    return Decoded(states, keys, values)
+    """As :func:`decode_stream` of all tokens, with the keys and values of every layer, and recurrent states at the `ends`
+    of the batch."""
+    states, kept = _decode(decoder, batch, reads_only=False, keep=True, **options)
+    keys, values = kept.get(ATTENTION, (None, None))
+    return Decoded(states, keys, values, kept.get(RECURRENT))
 
 
 def _decode(
@@ -148,12 +164,17 @@ def _decode(
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # no two tokens that see each other are that far apart
-    graph, layers = nnx.split(decoder.layers)
+    stacks = LayerStacks(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
     kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
+    recur = None
+    if config.recurrence is not None:
+        of_stream = get("recurrent layers", "stream").value
+        recur = functools.partial(of_stream, batch=batch, mesh=mesh, keep=keep)
     mixed = any(slides) and not all(slides) and (window is not None or config.rope[1] is not None)
 
     def run(
+        mixer: str,
         sliding: bool,
         rotates: jax.Array | bool,
         x: jax.Array,
@@ -167,48 +188,42 @@ def _decode(
             key_angles=key_angles,
             attend=functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None),
             constrain=constrain,
+            recur=recur,
             lora_scale=lora_scale,
             places=places,
         )
-        return nnx.merge(graph, state)(x, context)
+        return nnx.merge(stacks.graphs[mixer], state)(x, context)
 
-    def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
-        state, (is_sliding, is_rotated) = inputs
-        state = gather(state)
+    def body(mixer: str, x: jax.Array, state: nnx.State, number: jax.Array) -> tuple[jax.Array, Any]:
+        def layer(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
+            state, (is_sliding, is_rotated) = inputs
+            state = gather(state)
 
-        def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, keys_and_values = run(sliding, is_rotated, x, state)
-            return x, keys_and_values if keep else None
+            def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
+                x, of_mixer = run(mixer, sliding, is_rotated, x, state)
+                return x, of_mixer if keep else None
 
-        if mixed:
-            return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
-        return kept(any(slides), x)
+            if mixed:
+                return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
+            return kept(any(slides), x)
+
+        return rematerialised(layer, remat, gathers=gathers)(x, (state, kinds[number]))
 
     # Of several layers the last one, taken out of the stack, would cost a copy of the stack's gradient, for which
     # accelerators have no room.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        inputs = (layers, kinds)
-        x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
+        x, kept = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
         return x if places is None else take_places(x, places), kept
 
-    def at(index: jax.Array | int) -> nnx.State:
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), layers)
-
-    def indexed(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        return body(x, (at(inputs[0]), inputs[1]))
-
-    count = config.num_hidden_layers - 1
-    if count:
-        # Without its last layer the stack would be a copy of it, so that it is read through indices; but gradients
-        # by indices would be sums of whole stacks, one for each layer.
-        stack = jax.tree.map(lambda leaf: leaf[:count], layers) if differentiated else jnp.arange(count)
-        run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
-        x, _ = lax.scan(run_layer, x, (stack, kinds[:count]))
+    # Without its last layer the stack would be a copy of it, so it is read through indices.
+    x, _ = stacks.scan(body, x, count=config.num_hidden_layers - 1, indexed=not differentiated)
     last = rematerialised(
-        lambda x, w: run(slides[-1], rotates[-1], x, gather(w), places)[0], remat, gathers=gathers
+        lambda x, w: run(config.layer_mixers[-1], slides[-1], rotates[-1], x, gather(w), places)[0],
+        remat,
+        gathers=gathers,
     )
-    return last(x, at(count)), None
+    return last(x, stacks.at(config.num_hidden_layers - 1)), {}
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:

@@ -82,8 +82,9 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
         before, after = matrix.get_metadata("axes")  # the rank is small, and not split
-        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), of=name, part="lora_A"))
-        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
+        of: dict[str, Any] = {"of": name, "mixer": matrix.get_metadata("mixer")}
+        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), part="lora_A", **of))
+        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), part="lora_B", **of))
 
 
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:

@@ -255,6 +255,7 @@ def stream_options(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
+        taps=config.taps,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
     return attention.shaped(options)

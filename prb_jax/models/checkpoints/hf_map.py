@@ -61,6 +61,7 @@ class LeafMap:
     file_rows: int | None = None  # rows of such a tensor
     is_head: bool = False  # part of the read-out, not of the body
     quantisable: bool = False  # may be held in eight bits
+    layers: tuple[int, ...] = ()  # numbers of the layers that have it, of a stacked leaf
 
     @property
     def stacked(self) -> bool:
@@ -83,7 +84,7 @@ class LeafMap:
         """Its tensors, in the order of the layers."""
         if not self.stacked:
             return (self.key,)
-        return tuple(self.key.format(layer=layer) for layer in range(self.shape[0]))
+        return tuple(self.key.format(layer=layer) for layer in self.layers)
 
 
 def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[str, np.ndarray]]:
@@ -122,6 +123,11 @@ def leaf_maps(config: Config) -> tuple[LeafMap, ...]:
 def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
     """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
     key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
+    numbers: tuple[int, ...] = ()
+    if path[0] == "layers":
+        numbers = tuple(range(variable.shape[0]))
+        if (mixer := variable.get_metadata("mixer")) is not None and isinstance(config, DecoderConfig):
+            numbers = tuple(n for n, of_layer in enumerate(config.layer_mixers) if of_layer == mixer)
     if variable.get_metadata("in_body"):
         if not isinstance(config, DecoderConfig):
             prefix, layers = config.prefix, "encoder.layer"
@@ -141,6 +147,7 @@ def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
         file_rows=file_rows,
         is_head=variable.get_metadata("readout"),
         quantisable=variable.get_metadata("quantisable"),
+        layers=numbers,
     )
 
 

@@ -32,10 +32,11 @@ def explain_scores(params: Params, config: Config) -> str:
             continue
         before = not leaf.is_head and leaf.name != "final_norm"
         outside = -1 if before else config.num_hidden_layers
-        for layer, (key, size) in enumerate(zip(leaf.file_keys, _largest(array, by_layer=leaf.stacked))):
+        layers = leaf.layers or (outside,)
+        for layer, key, size in zip(layers, leaf.file_keys, _largest(array, by_layer=leaf.stacked)):
             if leaf.is_head and array.ndim > 1 and size == 0:
                 return f"all weights of the tensor '{key}' are 0"
-            places.append((layer if leaf.stacked else outside, number, key, float(size)))
+            places.append((layer, number, key, float(size)))
     for _, _, key, size in sorted(places):
         if not size <= LARGEST:
             return f"the tensor '{key}' has weights of up to {size:.3g}, and those above {LARGEST:g} overflow in a norm"

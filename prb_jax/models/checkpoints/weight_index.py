@@ -192,7 +192,8 @@ class SliceReader:
         """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
 
         Args:
-          out: any strides (a transposed view will do), of the region's shape; one or two axes.
+          out: any strides (a transposed view will do), of the region's shape; one or two axes, or three with an axis of
+            size 1 in the middle (taps of convolutions).
           tensor: to be read.
           region: one slice with step 1 for each axis of the tensor.
           update: computes the values, if they are not those of the file.
@@ -210,6 +211,8 @@ class SliceReader:
             )
         dtype = READ_DTYPES[tensor.dtype]
         bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
+        if len(bounds) == 3 and tensor.shape[1] == 1:
+            bounds, out = [bounds[0], bounds[2]], out[:, 0]
         if len(bounds) == 1:
             bounds, out = [(0, 1, 1), *bounds], out[None]
         (first_row, last_row, _), (first, last, _) = bounds

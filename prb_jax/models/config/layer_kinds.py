@@ -9,6 +9,10 @@ from prb_jax.models.config.fields import FieldReader
 
 _SLIDES = {"full_attention": False, "sliding_attention": True}
 
+ATTENTION, RECURRENT = "full_attention", "linear_attention"
+"""How a layer mixes tokens: by softmax attention (of sliding layers too), or by a recurrent state. Names as in
+``layer_types``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKinds:
@@ -69,6 +73,27 @@ def _windows(
     if window is None and any(slides):
         raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
     return window, slides
+
+
+def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[str, ...]:
+    """Read how each layer mixes tokens: :data:`ATTENTION` or :data:`RECURRENT`.
+
+    Raises:
+      CheckpointError: a list of another length or with unknown entries.
+    """
+    if not family.recurrent:
+        return (ATTENTION,) * layers
+    period = fields.integer("full_attention_interval", default=family.defaults["full_attention_interval"])
+    listed = fields.value("layer_types")
+    if listed is None:
+        return tuple(RECURRENT if (layer + 1) % period else ATTENTION for layer in range(layers))
+    if not isinstance(listed, list) or any(kind not in (ATTENTION, RECURRENT) for kind in listed):
+        raise fields.error("layer_types", f"a list of '{ATTENTION}' and '{RECURRENT}'")
+    if len(listed) != layers:
+        raise fields.error(
+            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
+        )
+    return tuple(listed)
 
 
 def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
