@@ -40,12 +40,15 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
     rank: int = option(16, "inner size of each update.", least=1)
     alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
     targets: tuple[str, ...] = option(
-        ("q", "k", "v", "o", "gate", "up", "down"), "adapted matrices, among q, k, v, o, gate, up, down."
+        ("q", "k", "v", "o", "gate", "up", "down"),
+        "adapted matrices, among q, k, v, o, gate, up, down; of gated attention q_gate too, and of recurrent layers "
+        "delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        every = LoraConfig.targets  # the default
+        recurrent = (f"delta_{name}" for name in "qkvzbao")
+        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default, and the others
         unknown = [name for name in self.targets if name not in every]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(

@@ -240,9 +240,12 @@ def stream_batches(
         )
 
 
-def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], ...]:
     """Return the shapes by which the programs of batches are told apart."""
-    return np.shape(batch.tokens), np.shape(batch.reads if isinstance(batch, StreamBatch) else batch.lengths)
+    if not isinstance(batch, StreamBatch):
+        return np.shape(batch.tokens), np.shape(batch.lengths)
+    chunks = () if batch.chunks is None else (np.shape(batch.chunks.read),)
+    return np.shape(batch.tokens), np.shape(batch.reads), *chunks
 
 
 def stream_options(

@@ -1,7 +1,7 @@
 """Chunks of packed streams, for layers that keep a recurrent state: a forest in one pass, with one state a level of depth.
 
 A stream is cut into *runs*, in which nothing branches and no conversation ends before the last token, and each run into
-chunks of at most :data:`CHUNK` tokens. A chunk starts from the state at the end of the chunk before it in its
+chunks of at most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of the chunk before it in its
 conversation. Streams stand in depth-first order, so that state is the last one written at its depth: a *slot* for each
 depth is enough.
 """
@@ -14,10 +14,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.stream_tables import round_up
-
-CHUNK = 64
-"""Most tokens of a chunk: products within a chunk grow with its square, and steps over chunks shrink with it."""
+from prb_jax.trees.stream_tables import CHUNK, round_up
 
 _SLOTS = 4  # the number of slots is a multiple of this, so that few programs are compiled
 

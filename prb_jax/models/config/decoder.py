@@ -134,6 +134,15 @@ class DecoderConfig:
     __repr__ = short_repr
 
     @property
+    def head_counts(self) -> dict[str, int]:
+        """Numbers of heads, which a mesh splits whole, by their fields."""
+        counts = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
+        if self.recurrence is not None:
+            counts |= {"linear_num_key_heads": self.recurrence.key_heads}
+            counts |= {"linear_num_value_heads": self.recurrence.value_heads}
+        return counts
+
+    @property
     def taps(self) -> int | None:
         """Tokens that the convolution of recurrent layers sees; None where there are none."""
         return None if self.recurrence is None else self.recurrence.taps
