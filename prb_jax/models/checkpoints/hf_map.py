@@ -40,6 +40,8 @@ _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
     (r"(model\.)?(vision_tower|multi_modal_projector)\..*", "reads images, not used for text"),
+    (r"model\.visual\..*", "reads images, not used for text"),
+    (r"mtp\..*", "predicts tokens after the next one, not used by a reward model"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
 
