@@ -65,31 +65,74 @@ def delta_over_chunks(
     decay = jnp.where(lower, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], 0.0)), 0.0)
 
     def by_value_head(x: jax.Array) -> jax.Array:
-        return jnp.repeat(x, shared, axis=1)
+        return x if shared == 1 else jnp.repeat(x, shared, axis=1)
 
     alike = by_value_head(float32_einsum("njtd,njsd->njts", k, k))
     inside = decay * by_value_head(float32_einsum("njtd,njsd->njts", q, k))
     q, k = by_value_head(q), by_value_head(k)
-    system = beta[..., None] * decay * alike * (1.0 - jnp.eye(size))
+    inverse = unit_lower_inverse(beta[..., None] * decay * alike) * beta[..., None, :]
     passed, last = jnp.exp(total)[..., None], total[..., -1:]
-    sides = jnp.concatenate([beta[..., None] * v, beta[..., None] * passed * k], axis=-1)
-    solved = lax.linalg.triangular_solve(
-        system + jnp.eye(size), sides, left_side=True, lower=True, unit_diagonal=True
-    )
-    from_values, from_state = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    from_values = product(inverse, v, (3, 2), batch=2)
+    from_state = product(inverse, passed * k, (3, 2), batch=2)
     from_state = jnp.concatenate([from_state, passed * q], axis=-2)  # both are multiplied by the state
     towards = jnp.exp(last - total)[..., None] * k
     kept = jnp.exp(last)[..., None]
 
     def step(stack: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
         from_values, from_state, inside, towards, kept, read, write = chunk
-        state = stack[read]
+        state = lax.dynamic_index_in_dim(stack, read, keepdims=False)
         seen = product(from_state, state, (2, 1), batch=1)
         d = from_values - seen[:, :size]
         out = seen[:, size:] + product(inside, d, (2, 1), batch=1)
         state = kept * state + product(towards, d, (1, 1), batch=1)
-        return stack.at[write].set(state), (out, state if keep else None)
+        return lax.dynamic_update_index_in_dim(stack, state, write, 0), (out, state if keep else None)
 
     stack = jnp.zeros((slots, heads, k.shape[-1], v.shape[-1]), jnp.float32)
     _, (out, states) = lax.scan(step, stack, (from_values, from_state, inside, towards, kept, read, write))
     return out, states
+
+
+_BLOCK = 16  # rows of a matrix that are solved one after the other, in many matrices at a time
+
+
+@jax.custom_vjp
+def unit_lower_inverse(a: jax.Array) -> jax.Array:
+    """Inverse of I + the part of a [..., C, C] that lies below the diagonal; C is a multiple of 16.
+
+    Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike. Rows
+    are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
+    """
+    size = a.shape[-1]
+    count = size // _BLOCK
+    blocks = a.reshape(-1, count, _BLOCK, count, _BLOCK)
+    diagonal = jnp.concatenate([blocks[:, n, :, n] for n in range(count)])
+    rows: list[jax.Array] = []
+    last = jnp.moveaxis(diagonal, 0, 2)  # [16, 16, matrices]
+    for row in range(_BLOCK):
+        start = jnp.zeros_like(last[0]).at[row].set(1.0)
+        rows.append(start - sum(last[row, column] * rows[column] for column in range(row)))
+    solved = jnp.split(jnp.moveaxis(jnp.stack(rows), 2, 0), count)
+    whole = [[jnp.zeros_like(solved[0])] * count for _ in range(count)]
+    for row in range(count):
+        whole[row][row] = solved[row]
+        for column in range(row):
+            inner = sum(
+                product(blocks[:, row, :, middle], whole[middle][column], (2, 1), batch=1)
+                for middle in range(column, row)
+            )
+            whole[row][column] = -product(solved[row], inner, (2, 1), batch=1)
+    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in whole], axis=-2).reshape(a.shape)
+
+
+def _inverse_forward(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inverse = unit_lower_inverse(a)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    batch = inverse.ndim - 2
+    inner = product(gradient, inverse, (-1, -1), batch=batch)  # gradient times the transpose
+    return (-jnp.tril(product(inverse, inner, (-2, -2), batch=batch), -1),)
+
+
+unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
