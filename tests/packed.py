@@ -32,9 +32,7 @@ def packed_batch(
     return replace(make_stream_batch(trees, packed, options), places=places_of_trees(trees, packed))
 
 
-def batch_alone(
-    trees: Sequence[Tree], *, window: int | None = None, taps: int | None = None
-) -> StreamBatch:
+def batch_alone(trees: Sequence[Tree], *, window: int | None = None, taps: int | None = None) -> StreamBatch:
     """As :func:`packed_batch`, with every conversation in a stream of its own: nothing is packed or shared."""
     single = [
         Tree(tree.prefix, (ids,), (read,)) for tree in trees for ids, read in zip(tree.responses, tree.read)

@@ -128,7 +128,11 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
         "qwen3_5": _tiny("Qwen3_5Text", _PARTIAL, **_DELTA, num_hidden_layers=4, full_attention_interval=2),
         "qwen3_5-tail": _tiny(
-            "Qwen3_5Text", _PARTIAL, **_DELTA, num_hidden_layers=5, attention_bias=True,
+            "Qwen3_5Text",
+            _PARTIAL,
+            **_DELTA,
+            num_hidden_layers=5,
+            attention_bias=True,
             layer_types=["linear_attention", "linear_attention", "full_attention"] + ["linear_attention"] * 2,
         ),
     }

@@ -52,7 +52,9 @@ class Decoded:
     states: jax.Array  # [S, N, D], final hidden states before the last norm
     keys: jax.Array  # [L, S, N, G, H] of every layer of attention, after the rotary embedding
     values: jax.Array  # the same shape
-    recurrent: Any = None  # what :func:`prb_jax.models.delta_layer.mix` keeps of recurrent layers, stacked on axis 0
+    recurrent: Any = (
+        None  # what :func:`prb_jax.models.delta_layer.mix` keeps of recurrent layers, stacked on axis 0
+    )
 
 
 class Decoder(Declaring):
@@ -128,8 +130,8 @@ def decode_stream(
 
 
 def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
-    """As :func:`decode_stream` of all tokens, with the keys and values of every layer, and recurrent states at the `ends`
-    of the batch."""
+    """As :func:`decode_stream` of all tokens, with the keys and values of every layer, and recurrent states at the
+    `ends` of the batch."""
     states, kept = _decode(decoder, batch, reads_only=False, keep=True, **options)
     keys, values = kept.get(ATTENTION, (None, None))
     return Decoded(states, keys, values, kept.get(RECURRENT))

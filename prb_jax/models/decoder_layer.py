@@ -90,18 +90,24 @@ class LayerContext:
 
 
 class DecoderLayer(Declaring):
-    """A mixer of tokens (softmax attention, or another one behind `recurrent layers` of :mod:`prb_jax.seams`) and a gated
-    mlp, each behind a norm and beside a residual connection.
+    """A mixer of tokens and a gated mlp, each behind a norm and beside a residual connection.
+
+    The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`.
 
     Adapters and the scales of quantised matrices are further attributes:
     see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
     """
 
     mixer: str
-    """How this layer mixes tokens, one of the configuration's `layer_mixers`. Stacked layers have the parameters of all."""
+    """How this layer mixes tokens, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
 
     def __init__(
-        self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike, parts: tuple[str | None, ...] | None = None
+        self,
+        config: DecoderConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike,
+        parts: tuple[str | None, ...] | None = None,
     ) -> None:
         """Declare the parameters of a layer, or only those of some mixers, and with None those of every layer."""
         self.config, self.mixer = config, config.layer_mixers[0]
@@ -161,11 +167,15 @@ class DecoderLayer(Declaring):
         heads = config.num_attention_heads
         for place, name in enumerate(("q", "q_gate")):
             stored: dict[str, Any] = {
-                "pieces": tuple((start, start + size) for start in range(place * size, 2 * heads * size, 2 * size)),
+                "pieces": tuple(
+                    (start, start + size) for start in range(place * size, 2 * heads * size, 2 * size)
+                ),
                 "file_rows": 2 * heads * size,
             }
             shape, axes = (config.hidden_size, heads * size), ("model", "heads")
-            setattr(self, name, drawn(rngs, *shape, axes=axes, hf="self_attn.q_proj.weight", **stored, **uses))
+            setattr(
+                self, name, drawn(rngs, *shape, axes=axes, hf="self_attn.q_proj.weight", **stored, **uses)
+            )
             if config.attention_bias:
                 zeros = jnp.zeros((heads * size,), dtype)
                 bias = parameter(zeros, axes=("heads",), hf="self_attn.q_proj.bias", **stored)
@@ -196,7 +206,9 @@ class DecoderLayer(Declaring):
         project = functools.partial(self.project, scale=context.lora_scale)
         y = self.normed("input_norm", x)
         attends = self.mixer == ATTENTION
-        y, kept = self.attend(y, context) if attends else get("recurrent layers", "mix").value(self, y, context)
+        y, kept = (
+            self.attend(y, context) if attends else get("recurrent layers", "mix").value(self, y, context)
+        )
         if places is not None:
             x = take_places(x, places)
         x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))

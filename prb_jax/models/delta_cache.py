@@ -1,11 +1,12 @@
-"""Recurrent layers beside caches of keys and values: the state of each prompt, what samples add to it, one token further.
+"""Recurrent layers beside caches of keys and values: the state of each prompt, and what samples add to it.
 
 A prompt is one state, shared by all of its samples. A sample keeps the updates k d^T of its tokens and their running
 decay, in the columns of a suffix cache, in place of a state of its own:
 
     S_t = exp(G_t) S_0 + sum over m <= t of exp(G_t - G_m) k_m d_m^T
 
-So tokens may follow any place of a sample, as they do in attention, and the state of a prompt is read once for all samples.
+So tokens may follow any place of a sample, as they do in attention, and the state of a prompt is read once for all of
+its samples.
 
 Letters as in :mod:`prb_jax.models.delta_rule`; B trees, S samples, C tokens tried of each, M suffix columns.
 """
@@ -115,7 +116,9 @@ def over_caches(
         total = taps[-1] * x.astype(jnp.float32)
         for back in range(1, len(taps)):
             place = (places - back)[:, :, None]
-            before = jnp.take_along_axis(window[:, None], jnp.clip(len(taps) - 1 + place, 0, len(taps) - 2), axis=3)
+            before = jnp.take_along_axis(
+                window[:, None], jnp.clip(len(taps) - 1 + place, 0, len(taps) - 2), axis=3
+            )
             behind = jnp.take_along_axis(written, jnp.clip(place, 0, written.shape[3] - 1), axis=3)
             seen = jnp.where(place < 0, before, behind).swapaxes(2, 3)  # [B, S, C, channels]
             total = total + taps[-1 - back] * seen.astype(jnp.float32)
@@ -167,6 +170,8 @@ def longer_prefix(
 
     def slid(window: jax.Array, inputs: jax.Array) -> jax.Array:
         both = jnp.concatenate([window, inputs], axis=2)
-        return jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, window.shape[2], axis=1))(both, counts)
+        return jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, window.shape[2], axis=1))(
+            both, counts
+        )
 
     return RecurrentPrefix(states, tuple(map(slid, prefix.windows, added.inputs)))

@@ -1,7 +1,8 @@
 """The recurrent mixer of a layer, the gated delta net of Qwen 3.5 and Qwen3-Next: its parameters, and how it runs.
 
 Queries, keys and values go through a causal convolution over the last K tokens of their conversation and SiLU, and then
-through the gated delta rule (:mod:`prb_jax.models.delta_rule`). Whatever the rest runs in, both are computed in float32.
+through the gated delta rule (:mod:`prb_jax.models.delta_rule`). Both are computed in float32, whatever the rest runs
+in.
 
 Letters as in :mod:`prb_jax.models.delta_rule`; S streams of N tokens, F prompts that end in each.
 """
@@ -45,7 +46,9 @@ def declare(
         put(f"delta_{name}", drawn(rngs, *shape, axes=axes, hf=f"linear_attn.{hf}.weight", **declared))
 
     def vector(name: str, hf: str, value: jax.Array, axis: str | None) -> None:
-        put(f"delta_{name}", parameter(value.astype(dtype), axes=(axis,), hf=f"linear_attn.{hf}", mixer=mixer))
+        put(
+            f"delta_{name}", parameter(value.astype(dtype), axes=(axis,), hf=f"linear_attn.{hf}", mixer=mixer)
+        )
 
     starts = {"q": 0, "k": widths["q"], "v": 2 * widths["q"]}
     stored = {
@@ -59,7 +62,12 @@ def declare(
     matrix("b", "in_proj_b", width, sizes.value_heads, quantisable=False)
     matrix("a", "in_proj_a", width, sizes.value_heads, quantisable=False)
     for name, of_file in stored.items():
-        plain = {"adaptable": False, "quantisable": False, "scale": sizes.taps**-0.5, "axes": (None, None, "heads")}
+        plain = {
+            "adaptable": False,
+            "quantisable": False,
+            "scale": sizes.taps**-0.5,
+            "axes": (None, None, "heads"),
+        }
         matrix(f"{name}_taps", "conv1d", sizes.taps, 1, widths[name], **plain, **of_file)
     vector("step_bias", "dt_bias", jnp.ones(sizes.value_heads), "heads")
     decays = jax.random.uniform(rngs.params(), (sizes.value_heads,), minval=1.0, maxval=16.0)
@@ -69,10 +77,14 @@ def declare(
 
 
 def mix(layer: DecoderLayer, y: jax.Array, context: LayerContext) -> tuple[jax.Array, Any]:
-    """Mix tokens y [B, T, D], normed: [B, T, D], or [B, K, D] at the places of the context; and what the way in which the
-    context runs the recurrence keeps."""
+    """Mix tokens y [B, T, D], normed.
+
+    Returns:
+        [B, T, D], or [B, K, D] at the places of the context; and what `recur` of the context keeps of the tokens.
+    """
     sizes, places = layer.config.recurrence, context.places
-    assert sizes is not None and context.recur is not None
+    assert sizes is not None
+    assert context.recur is not None
     project = functools.partial(layer.project, scale=context.lora_scale)
 
     def held(name: str) -> jax.Array:
@@ -101,7 +113,9 @@ class EndStates:
     """What later tokens need of the conversations that end in streams, of one layer."""
 
     states: jax.Array  # float32 [S, F, H, dk, dv], after the last token
-    windows: tuple[jax.Array, ...]  # of q, k and v [S, F, channels, K - 1], the inputs of the convolution, nearest last
+    windows: tuple[
+        jax.Array, ...
+    ]  # of q, k and v [S, F, channels, K - 1], the inputs of the convolution, nearest last
 
     __repr__ = short_repr
 
@@ -202,7 +216,9 @@ def _one_stream(
     chunk, column = slots[ends] // size, slots[ends] % size
 
     def window(x: jax.Array) -> jax.Array:
-        before = jnp.concatenate([jnp.asarray(table.history)[chunk], jnp.asarray(table.places)[chunk]], axis=1)
+        before = jnp.concatenate(
+            [jnp.asarray(table.history)[chunk], jnp.asarray(table.places)[chunk]], axis=1
+        )
         # The last K - 1 tokens up to the end, which is at K - 1 + column.
         last = column[:, None] + 1 + jnp.arange(sizes.taps - 1)
         taken = jnp.take(x, jnp.take_along_axis(before, last, axis=1), axis=0, mode="fill", fill_value=0)

@@ -1,7 +1,7 @@
 """The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) over chunks of a forest, and one token further.
 
-A head keeps a state S [dk, dv]. For a token with query q and key k, both of length one and q also divided by sqrt(dk), value
-v, log-decay g <= 0 and strength beta in (0, 1):
+A head keeps a state S [dk, dv]. A token has a query q and a key k, both of length one and q also divided by sqrt(dk), a
+value v, a log-decay g <= 0 and a strength beta in (0, 1):
 
     S_t = exp(g_t) S_{t-1} + k_t d_t^T      d_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)      o_t = S_t^T q_t
 
@@ -9,8 +9,8 @@ Within a chunk that starts from the state S_0, with G the running sum of g:
 
     (I + A) d = beta (v - exp(G) k S_0)     A_ts = beta_t exp(G_t - G_s) (k_t . k_s) for s < t
 
-A does not depend on S_0, so everything but a few products is computed for all chunks at once, and one scan over the chunks
-carries the states.
+A does not depend on S_0, so everything but a few products is computed for all chunks at once, and one scan over the
+chunks carries the states.
 
 Letters: n chunks of C tokens, J heads of keys, H heads of values, dk and dv channels of each; all arrays are float32.
 """
@@ -78,7 +78,9 @@ def delta_over_chunks(
     towards = jnp.exp(last - total)[..., None] * k
     kept = jnp.exp(last)[..., None]
 
-    def step(stack: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+    def step(
+        stack: jax.Array, chunk: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
         from_values, from_state, inside, towards, kept, read, write = chunk
         state = lax.dynamic_index_in_dim(stack, read, keepdims=False)
         seen = product(from_state, state, (2, 1), batch=1)
@@ -99,8 +101,8 @@ _BLOCK = 16  # rows of a matrix that are solved one after the other, in many mat
 def unit_lower_inverse(a: jax.Array) -> jax.Array:
     """Inverse of I + the part of a [..., C, C] that lies below the diagonal; C is a multiple of 16.
 
-    Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike. Rows
-    are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
+    Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike.
+    Rows are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
     """
     size = a.shape[-1]
     count = size // _BLOCK

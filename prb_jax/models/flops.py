@@ -47,8 +47,8 @@ def recurrent_flops_per_token(config: DecoderConfig) -> float:
 
 
 def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:
-    """What scoring these streams needs without their padding: matrices, attention over the pairs of tokens that see each
-    other, and the states of recurrent layers.
+    """What scoring these streams needs without their padding: matrices, attention over the pairs of tokens that see
+    each other, and the states of recurrent layers.
 
     Args:
       reads_only: the last layer computes what later tokens need of all tokens (keys and values, or the state), and

@@ -91,7 +91,14 @@ class LayerStacks:
         return x, {mixer: _joined(parts) for mixer, parts in kept.items()}
 
     def _run_period(
-        self, body: Body, x: jax.Array, number: jax.Array | int, states: Any, mixers: tuple[str, ...], *, indexed: bool
+        self,
+        body: Body,
+        x: jax.Array,
+        number: jax.Array | int,
+        states: Any,
+        mixers: tuple[str, ...],
+        *,
+        indexed: bool,
     ) -> tuple[jax.Array, dict[str, Any]]:
         """Run the layers of the period ``number``, whose states are stacked on axis 0 by mixer."""
         kept: dict[str, list[Any]] = {mixer: [] for mixer in mixers}
@@ -100,7 +107,9 @@ class LayerStacks:
             own = number * self._period.count(run.mixer) + run.before
             state = None if indexed else self._cut(states[run.mixer], run)
 
-            def one(x: jax.Array, inputs: tuple[Any, Any], run: _Run = run, first: Any = first, own: Any = own) -> Any:
+            def one(
+                x: jax.Array, inputs: tuple[Any, Any], run: _Run = run, first: Any = first, own: Any = own
+            ) -> Any:
                 offset, state = inputs
                 if indexed:
                     state = self._taken(run.mixer, first + offset, own + offset)

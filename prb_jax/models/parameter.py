@@ -63,7 +63,7 @@ def parameter(
       quantisable: it may be held in eight bits.
       in_body: the name in the file starts with the prefix of the body.
       readout: it is part of the head that gives rewards: float32, and trained with ``tuning="head"``.
-      mixer: only layers that mix tokens in this way have it (`layer_mixers` of the configuration); None for every layer.
+      mixer: the way of mixing tokens (`layer_mixers` of the configuration) of the layers that have it; None for all.
       pieces, file_rows: see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(

@@ -58,7 +58,18 @@ def families(*few: str) -> list[Any]:
 @pytest.mark.parametrize(
     "family",
     families(
-        *("llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3", "qwen3_5")
+        *(
+            "llama-llama3",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "olmo2",
+            "olmo3",
+            "qwen3_5",
+        )
     ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -110,7 +121,9 @@ def test_the_text_model_beside_a_vision_tower_scores_as_in_transformers(names, t
     if names == "qwen3_5":
         folder = write_qwen_beside_a_vision_tower(tmp_path / "model")
     else:
-        folder = write_model_beside_a_vision_tower(tmp_path / "model", transformers_5=names == "transformers 5")
+        folder = write_model_beside_a_vision_tower(
+            tmp_path / "model", transformers_5=names == "transformers 5"
+        )
     tree = random_tree(61, [17, 30], seed=2, vocab=250)
     np.testing.assert_allclose(
         scores(folder, [tree])[0], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0
@@ -120,7 +133,9 @@ def test_the_text_model_beside_a_vision_tower_scores_as_in_transformers(names, t
     assert resolved.config.original["image_token_id"] == 255  # refused where conversations hold it
     report = inspect_checkpoint(folder, resolved.config)
     reasons = set(report.ignored_keys.values())
-    assert {reason for reason in reasons if "tokens after" not in reason} == {"reads images, not used for text"}
+    assert {reason for reason in reasons if "tokens after" not in reason} == {
+        "reads images, not used for text"
+    }
     # Exported, it is the text model.
     params = load_params(folder, resolved.config).params
     alone = save_params(params, resolved.config, tmp_path / "alone")

@@ -149,6 +149,8 @@ def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float
     heads = config.num_attention_heads // mesh.shape["tensor"]
     if isinstance(table, StepTable):
         steps = float(np.asarray(table.counts)[..., 0].max())
-        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.layer_mixers.count(ATTENTION)
+        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.layer_mixers.count(
+            ATTENTION
+        )
     assert isinstance(table, BlockTable)
     return steps_of_rounds(np.asarray(table.counts), heads, parts=mesh.shape["sequence"]), 0.0

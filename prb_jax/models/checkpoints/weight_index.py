@@ -30,7 +30,9 @@ _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 # Of Gemma 3, and of Qwen 3.5.
-_BESIDE_TEXT = re.compile(r"(model\.)?multi_modal_projector\.|model\.language_model\.layers\.\d+\.linear_attn\.")
+_BESIDE_TEXT = re.compile(
+    r"(model\.)?multi_modal_projector\.|model\.language_model\.layers\.\d+\.linear_attn\."
+)
 SCALE = "_scale_inv"  # after the name of a matrix of FP8
 _AS_STORED = re.compile(rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$)")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.

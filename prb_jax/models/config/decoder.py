@@ -136,7 +136,10 @@ class DecoderConfig:
     @property
     def head_counts(self) -> dict[str, int]:
         """Numbers of heads, which a mesh splits whole, by their fields."""
-        counts = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
+        counts = {
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
         if self.recurrence is not None:
             counts |= {"linear_num_key_heads": self.recurrence.key_heads}
             counts |= {"linear_num_value_heads": self.recurrence.value_heads}
@@ -350,7 +353,9 @@ def _recurrence(fields: FieldReader, family: Family) -> Recurrence:
     )
     if sizes.value_heads % sizes.key_heads:
         raise fields.error(
-            "linear_num_value_heads", f"a multiple of linear_num_key_heads ({sizes.key_heads})", found=sizes.value_heads
+            "linear_num_value_heads",
+            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
+            found=sizes.value_heads,
         )
     return sizes
 

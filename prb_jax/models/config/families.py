@@ -38,8 +38,12 @@ class Family:
     qk_norm: Literal["head", "width"] | None = (
         None  # RMSNorm of q and k before rope, by head or over all heads
     )
-    recurrent: bool = False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
-    attention_gate: bool = False  # attention's output is multiplied by the sigmoid of a gate, which ``q_proj`` holds too
+    recurrent: bool = (
+        False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
+    )
+    attention_gate: bool = (
+        False  # attention's output is multiplied by the sigmoid of a gate, in ``q_proj`` too
+    )
     norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     wide_norms: bool = False  # norms multiply by w in float32

@@ -87,7 +87,9 @@ def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[s
     listed = fields.value("layer_types")
     if listed is None:
         if period > layers:
-            raise fields.error("full_attention_interval", f"at most {layers} (num_hidden_layers)", found=period)
+            raise fields.error(
+                "full_attention_interval", f"at most {layers} (num_hidden_layers)", found=period
+            )
         return tuple(RECURRENT if (layer + 1) % period else ATTENTION for layer in range(layers))
     if not isinstance(listed, list) or any(kind not in (ATTENTION, RECURRENT) for kind in listed):
         raise fields.error("layer_types", f"a list of '{ATTENTION}' and '{RECURRENT}'")

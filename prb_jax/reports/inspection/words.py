@@ -11,8 +11,8 @@ from prb_jax.models.checkpoints.adapter_folder import describe_adapter
 from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import RECURRENT
 from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.layer_kinds import RECURRENT
 from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Steps
@@ -136,8 +136,9 @@ def attention(config: DecoderConfig) -> str:
         text += "; its output is gated"
     if (sizes := config.recurrence) is not None:
         text += (
-            f"; {config.layer_mixers.count(RECURRENT)} of {layers} layers recurrent (gated delta rule): {sizes.key_heads} "
-            f"heads of queries and keys of {sizes.key_dim}, {sizes.value_heads} of values of {sizes.value_dim}"
+            f"; {config.layer_mixers.count(RECURRENT)} of {layers} layers recurrent (gated delta rule): "
+            f"{sizes.key_heads} heads of queries and keys of {sizes.key_dim}, {sizes.value_heads} of values of "
+            f"{sizes.value_dim}"
         )
     if config.attn_logit_softcapping:
         text += f"; logits capped at {config.attn_logit_softcapping:g}"

@@ -161,7 +161,10 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     if config.recurrence is not None:
         assert config.layer_mixers == tuple(hf.layer_types)
         sizes = {name: getattr(hf, f"linear_{name}") for name in ("num_key_heads", "num_value_heads")}
-        assert sizes == {"num_key_heads": config.recurrence.key_heads, "num_value_heads": config.recurrence.value_heads}
+        assert sizes == {
+            "num_key_heads": config.recurrence.key_heads,
+            "num_value_heads": config.recurrence.value_heads,
+        }
         assert config.recurrence.key_dim == hf.linear_key_head_dim
         assert config.recurrence.value_dim == hf.linear_value_head_dim
         assert config.recurrence.taps == hf.linear_conv_kernel_dim
