@@ -137,6 +137,12 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
         "form": "prb_jax.models.quantization:quantization_form",
     },
+    "recurrent layers": {
+        "chunks": "prb_jax.trees.chunk_tables:chunk_table",
+        "declare": "prb_jax.models.delta_layer:declare",
+        "mix": "prb_jax.models.delta_layer:mix",
+        "stream": "prb_jax.models.delta_layer:over_stream",
+    },
     "ropes": {
         "llama3": "prb_jax.models.scaled_ropes:llama3",
         "longrope": "prb_jax.models.scaled_ropes:longrope",

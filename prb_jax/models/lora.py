@@ -41,12 +41,15 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
     rank: int = option(16, "inner size of each update.", least=1)
     alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
     targets: tuple[str, ...] = option(
-        ("q", "k", "v", "o", "gate", "up", "down"), "adapted matrices, among q, k, v, o, gate, up, down."
+        ("q", "k", "v", "o", "gate", "up", "down"),
+        "adapted matrices, among q, k, v, o, gate, up, down; of gated attention q_gate too, and of recurrent layers "
+        "delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        every = LoraConfig.targets  # the default
+        recurrent = (f"delta_{name}" for name in "qkvzbao")
+        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default, and the others
         unknown = [name for name in self.targets if name not in (*every, _BOTH)]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(
@@ -91,12 +94,11 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((*stack, config.rank, outputs), jnp.float32)
         *experts, before, after = matrix.get_metadata("axes")  # the rank is small, and not split
+        of: dict[str, Any] = {"of": name, "mixer": matrix.get_metadata("mixer")}
         for factor, value, axes, part in (
             (FACTOR_A, a, (before, None), "lora_A"), (FACTOR_B, b, (None, after), "lora_B"),
         ):  # fmt: skip
-            setattr(
-                layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), of=name, part=part)
-            )
+            setattr(layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), part=part, **of))
 
 
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def parameter(
     quantisable: bool = False,
     in_body: bool = True,
     readout: bool = False,
+    mixer: str | None = None,
     pieces: tuple[tuple[int, int], ...] | None = None,
     file_rows: int | None = None,
 ) -> nnx.Param:
@@ -67,11 +68,12 @@ def parameter(
       quantisable: it may be held in eight bits.
       in_body: the name in the file starts with the prefix of the body.
       readout: it is part of the head that gives rewards: float32, and trained with ``tuning="head"``.
+      mixer: the way of mixing tokens (`layer_mixers` of the configuration) of the layers that have it; None for all.
       pieces, file_rows: see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,
-        readout=readout, pieces=pieces, file_rows=file_rows,
+        readout=readout, mixer=mixer, pieces=pieces, file_rows=file_rows,
     )  # fmt: skip
 
 

@@ -244,14 +244,18 @@ def sharding_of(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *,
     return NamedSharding(mesh, partition_spec(axes))
 
 
-def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:
+def check_heads(mesh: Mesh, *, heads: Mapping[str, int]) -> None:
     """Heads are split whole.
 
+    Args:
+        mesh: devices.
+        heads: numbers of heads, by the fields of the configuration.
+
     Raises:
-        MeshError: the tensor axis does not divide the number of heads or of kv heads.
+        MeshError: the tensor axis does not divide one of these numbers.
     """
     tensor = mesh.shape["tensor"]
-    for name, count in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads)):
+    for name, count in heads.items():
         if count % tensor:
             raise MeshError(f"mesh axis tensor={tensor} does not divide {name}={count}")
 

@@ -167,8 +167,10 @@ def _peft_factors(
     whole = np.zeros((leaves[0].file_shape[0], rank * len(pairs)), np.float32)
     for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):
         assert leaf.pieces is not None
-        start, stop = leaf.pieces[0]
-        whole[start:stop, number * rank : (number + 1) * rank] = b
+        done = 0
+        for start, stop in leaf.pieces:
+            whole[start:stop, number * rank : (number + 1) * rank] = b[done : done + stop - start]
+            done += stop - start
     return np.concatenate([a for a, _ in pairs]), whole
 
 

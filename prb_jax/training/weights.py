@@ -136,8 +136,8 @@ def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> opt
 
 
 def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Which leaves of a nested dict of parameters decay: matrices, and no norms and biases."""
-    spared = ("norm", "bias", "scale", "sinks")  # those of stacked layers are matrices too
+    """Which leaves of a nested dict of parameters decay: matrices, and no norms, biases, sinks and decays."""
+    spared = ("norm", "bias", "scale", "sinks", "log_decay")  # those of stacked layers are matrices too
     return {
         name: decay_mask(leaf) if isinstance(leaf, Mapping) else leaf.ndim > 1 and not name.endswith(spared)
         for name, leaf in tree.items()

@@ -104,6 +104,8 @@ def plan_rows(
     plan.parity("auto")
     for count, size in pairs.items():
         plan.score(f"score-k{count}", scored, count, size, rival="transformers-cached")
+    if on_cpu and model is None:
+        plan.score("score-k16-recurrent", "qwen3.5-40m", 16, 2, rival="transformers")
     plan.score("score-users", scored, 2, 2 * _QUESTIONS, users=True, rival="transformers-cached")
     plan.parity("auto", training=True)
     steps = 4 if on_cpu else 8 * machine.count

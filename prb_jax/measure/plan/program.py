@@ -221,7 +221,7 @@ def _runs(name: str, parameters: dict[str, Any], steps: float) -> float:
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(mesh, heads=config.head_counts)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
         axes = f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}"

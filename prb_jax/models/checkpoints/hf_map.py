@@ -40,6 +40,8 @@ _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
     (r"(model\.)?(vision_tower|multi_modal_projector)\..*", "reads images, not used for text"),
+    (r"model\.visual\..*", "reads images, not used for text"),
+    (r"mtp\..*", "predicts tokens after the next one, not used by a reward model"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
 
@@ -62,6 +64,7 @@ class LeafMap:
     file_rows: int | None = None  # rows of such a tensor
     is_head: bool = False  # part of the read-out, not of the body
     quantisable: bool = False  # may be held in eight bits
+    layers: tuple[int, ...] = ()  # numbers of the layers that have it, of a stacked leaf
 
     @property
     def stacked(self) -> bool:
@@ -88,7 +91,7 @@ class LeafMap:
         if not self.of_all_experts:
             return dict.fromkeys(self.file_keys, self.file_shape)
         key = self.key.replace(".{expert}", "")
-        return {key.format(layer=layer): self.shape[1:] for layer in range(self.shape[0])}
+        return {key.format(layer=layer): self.shape[1:] for layer in self.layers}
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -100,8 +103,12 @@ class LeafMap:
     @property
     def file_keys(self) -> tuple[str, ...]:
         """Its tensors, in the order of the layers, and of the experts of each layer."""
-        names = ("layer", "expert")
-        return tuple(self.key.format(**dict(zip(names, place))) for place in np.ndindex(self.tensors))
+        if not self.stacked:
+            return (self.key,)
+        experts = range(self.tensors[1] if len(self.tensors) > 1 else 1)
+        return tuple(
+            self.key.format(layer=layer, expert=expert) for layer in self.layers for expert in experts
+        )
 
 
 def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[str, np.ndarray]]:
@@ -141,6 +148,11 @@ def leaf_maps(config: Config) -> tuple[LeafMap, ...]:
 def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
     """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
     key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
+    numbers: tuple[int, ...] = ()
+    if path[0] == "layers":
+        numbers = tuple(range(variable.shape[0]))
+        if (mixer := variable.get_metadata("mixer")) is not None and isinstance(config, DecoderConfig):
+            numbers = tuple(n for n, of_layer in enumerate(config.layer_mixers) if of_layer == mixer)
     if variable.get_metadata("in_body"):
         if not isinstance(config, DecoderConfig):
             prefix, layers = config.prefix, "encoder.layer"
@@ -160,6 +172,7 @@ def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
         file_rows=file_rows,
         is_head=variable.get_metadata("readout"),
         quantisable=variable.get_metadata("quantisable"),
+        layers=numbers,
     )
 
 

@@ -36,7 +36,8 @@ def explain_scores(params: Params, config: Config) -> str:
         for key, (place, size) in zip(leaf.file_keys, sizes, strict=True):
             if leaf.is_head and array.ndim > 1 and size == 0:
                 return f"all weights of the tensor '{key}' are 0"
-            places.append((place[0] if leaf.stacked else outside, number, key, float(size)))
+            layer = leaf.layers[place[0]] if leaf.stacked else outside
+            places.append((layer, number, key, float(size)))
     for _, _, key, size in sorted(places):
         if not size <= LARGEST:
             return f"the tensor '{key}' has weights of up to {size:.3g}, and those above {LARGEST:g} overflow in a norm"

@@ -24,7 +24,7 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
-from prb_jax.models.config.layer_kinds import layer_kinds
+from prb_jax.models.config.layer_kinds import RECURRENT, layer_kinds, layer_mixers
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
@@ -55,6 +55,23 @@ class WeightLayout:
 
 
 STANDARD = WeightLayout()  # what transformers writes for a ``*ForSequenceClassification``
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """Sizes of the recurrent layers, which are of the gated delta rule (arXiv 2412.06464)."""
+
+    key_heads: int  # heads of queries and of keys
+    value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
+    key_dim: int
+    value_dim: int
+    taps: int  # tokens that the causal convolution sees, the current token included
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Channels of queries, keys and values."""
+        keys = self.key_heads * self.key_dim
+        return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +107,10 @@ class DecoderConfig:
     )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
     layer_windows: tuple[bool, ...]  # for each layer, whether it slides
     layer_rotates: tuple[bool, ...]  # for each layer, whether queries and keys are turned by their positions
+    layer_mixers: tuple[str, ...]
+    """For each layer, ``full_attention`` (sliding layers too) or ``linear_attention``."""
+    recurrence: Recurrence | None  # of the layers of ``linear_attention``; None where there are none
+    attention_gate: bool  # attention's output is multiplied by the sigmoid of a projection of its input
     rope: tuple[
         RopeConfig, RopeConfig | None
     ]  # (full, sliding layers); the second is None where both are one
@@ -122,6 +143,23 @@ class DecoderConfig:
     def active_mlp(self) -> int:
         """Width of the mlp that one token goes through: of all experts that it takes."""
         return self.intermediate_size if self.experts is None else self.experts.active
+
+    @property
+    def head_counts(self) -> dict[str, int]:
+        """Numbers of heads, which a mesh splits whole, by their fields."""
+        counts = {
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+        if self.recurrence is not None:
+            counts |= {"linear_num_key_heads": self.recurrence.key_heads}
+            counts |= {"linear_num_value_heads": self.recurrence.value_heads}
+        return counts
+
+    @property
+    def taps(self) -> int | None:
+        """Tokens that the convolution of recurrent layers sees; None where there are none."""
+        return None if self.recurrence is None else self.recurrence.taps
 
     @property
     def default_dtype(self) -> str:
@@ -199,6 +237,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     family = _family(fields)
     absent = family.defaults
     fields.refuse_unless({name: value for name, value in _ONLY_NEUTRAL.items() if name not in absent})
+    if family.attention_gate:
+        fields.refuse_unless({"attn_output_gate": True})
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -216,6 +256,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
     kinds = layer_kinds(fields, family, layers=layers)
+    mixers = layer_mixers(fields, family, layers=layers)
     ropes = parse_ropes(fields, family, head_dim=head_dim, longest=longest)
     attention_scale, final_cap = head_dim, None
     if "query_pre_attn_scalar" in absent:
@@ -240,8 +281,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         attention_output_bias=_has_bias(fields, family.output_bias, family),
         mlp_bias=_has_bias(fields, family.mlp_bias, family),
         qk_norm=family.qk_norm,
-        norm_plus_one=family.gemma,
-        norm_scale_after_cast=not (family.gemma or family.wide_norms),
+        norm_plus_one=family.gemma or family.centred_norms,
+        norm_scale_after_cast=not (family.gemma or family.centred_norms or family.wide_norms),
         norms=family.norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=attention_scale**-0.5,
@@ -250,6 +291,9 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         sliding_window=kinds.window,
         layer_windows=kinds.slides,
         layer_rotates=kinds.rotates,
+        layer_mixers=mixers,
+        recurrence=_recurrence(fields, family) if RECURRENT in mixers else None,
+        attention_gate=family.attention_gate,
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
@@ -308,6 +352,26 @@ def _nearest(fields: FieldReader) -> str:
 
 def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
     return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
+
+
+def _recurrence(fields: FieldReader, family: Family) -> Recurrence:
+    def size(name: str, minimum: int = 1) -> int:
+        return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)
+
+    sizes = Recurrence(
+        key_heads=size("num_key_heads"),
+        value_heads=size("num_value_heads"),
+        key_dim=size("key_head_dim"),
+        value_dim=size("value_head_dim"),
+        taps=size("conv_kernel_dim", 2),
+    )
+    if sizes.value_heads % sizes.key_heads:
+        raise fields.error(
+            "linear_num_value_heads",
+            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
+            found=sizes.value_heads,
+        )
+    return sizes
 
 
 def _activation(fields: FieldReader, family: Family) -> Any:

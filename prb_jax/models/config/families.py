@@ -46,10 +46,18 @@ class Family:
     qk_norm: Literal["head", "width"] | None = (
         None  # RMSNorm of q and k before rope, by head or over all heads
     )
+    recurrent: bool = (
+        False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
+    )
+    attention_gate: bool = (
+        False  # attention's output is multiplied by the sigmoid of a gate, in ``q_proj`` too
+    )
     norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     wide_norms: bool = False  # norms multiply by w in float32
+    centred_norms: bool = False  # norms multiply by 1 + w in float32
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    unused_rope_fields: tuple[str, ...] = ()  # fields of the rope that change nothing for text
     interleaved_rope: bool = False  # pairs of rotated channels are neighbours
     query_growth: bool = False  # queries grow with their position, by ``llama_4_scaling_beta`` of the rope
     unrotated: Literal["none", "listed", "full"] = "none"
@@ -105,6 +113,14 @@ _QWEN_MOE = {
     "moe_intermediate_size": 768,
     "num_key_value_heads": 4,
 }
+_RECURRENT = {
+    "max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
+_RECURRENT_FACTS: Mapping[str, Any] = {
+    "windows": "none", "qk_norm": "head", "centred_norms": True, "recurrent": True, "attention_gate": True,
+}  # fmt: skip
 _OLMO = {
     "max_position_embeddings": 2048,
     "num_key_value_heads": None,
@@ -240,6 +256,10 @@ _BUILTIN: Mapping[str, Family] = MappingProxyType(
             },
             windows="pattern", unrotated="full", qk_norm="head", norms=_OUTPUT_NORMS,
         ),
+        "qwen3_5_text": family(
+            "Qwen3_5Text", _RECURRENT, **_BIAS, **_RECURRENT_FACTS,
+            unused_rope_fields=("mrope_section", "mrope_interleaved"),
+        ),
     }
 )  # fmt: skip
 
@@ -271,25 +291,38 @@ _GEMMA3_SIZES = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }  # fmt: skip
-_GEMMA3_CLASSES = {
+_CLASSES_OF_TEXT = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5ForSequenceClassification": "Qwen3_5TextForSequenceClassification",
 }
+_QWEN3_5_SIZES = {
+    "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+}  # fmt: skip
 
 
 def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """The raw ``config.json`` of the text model in Gemma 3 with a vision tower; any other one as it is.
+    """The raw ``config.json`` of the text model in Gemma 3 or Qwen 3.5 with a vision tower; any other one as it is.
 
     Raises:
       CheckpointError: the text model is not described.
     """
-    if raw.get("model_type") != "gemma3":
+    if raw.get("model_type") not in ("gemma3", "qwen3_5"):
         return raw
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise FieldReader(raw, where).error("text_config", "an object")
     outer = {name: raw[name] for name in _OF_BOTH if name in raw}
-    names = [_GEMMA3_CLASSES.get(name, name) for name in raw.get("architectures") or ()]
+    names = [_CLASSES_OF_TEXT.get(name, name) for name in raw.get("architectures") or ()]
+    if raw["model_type"] == "qwen3_5":
+        marks = {
+            name: raw.get(name, default)
+            for name, default in {"image_token_id": 248_056, "video_token_id": 248_057}.items()
+        }
+        own = {"model_type": "qwen3_5_text", "architectures": names or None, **marks}
+        return {**_QWEN3_5_SIZES, **text, **outer, **own}
     image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
     own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
     return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}

@@ -193,6 +193,16 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
         assert experts.shared == getattr(hf, "shared_expert_intermediate_size", 0)
         assert experts.limit == getattr(hf, "swiglu_limit", None)
         assert experts.alpha == getattr(hf, "swiglu_alpha", 1.0)
+    if config.recurrence is not None:
+        assert config.layer_mixers == tuple(hf.layer_types)
+        sizes = {name: getattr(hf, f"linear_{name}") for name in ("num_key_heads", "num_value_heads")}
+        assert sizes == {
+            "num_key_heads": config.recurrence.key_heads,
+            "num_value_heads": config.recurrence.value_heads,
+        }
+        assert config.recurrence.key_dim == hf.linear_key_head_dim
+        assert config.recurrence.value_dim == hf.linear_value_head_dim
+        assert config.recurrence.taps == hf.linear_conv_kernel_dim
 
     # The angles of LongRoPE are other ones for longer conversations.
     shorter = {rope.longest for rope in config.rope if rope is not None and rope.rope_type == "longrope"}
@@ -249,7 +259,7 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
 
     # Structural flags are not in the file: they are compared with the modules that transformers builds.
     model = AutoModelForSequenceClassification.from_config(hf).model
-    layer = model.layers[0]
+    layer = next(layer for layer in model.layers if hasattr(layer, "self_attn"))
     names = {name for name, _ in layer.named_parameters()}
     assert config.attention_bias == ("self_attn.q_proj.bias" in names)
     assert config.attention_output_bias == ("self_attn.o_proj.bias" in names)
