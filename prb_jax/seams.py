@@ -33,6 +33,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 KINDS: Final = {
+    "backbones": "prb_jax.models.config.families:Family",
     "benchmarks": "prb_jax.records.benchmarks.benchmark:Benchmark",
     "readouts": "prb_jax.models.readouts.row:ModelRow",
     "few_shot": "prb_jax.personal.few_shot.protocol:Method",
@@ -72,6 +73,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "load": "prb_jax.scoring.sequence_model:load_pair_model",
         "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
         "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
+    },
+    "experts": {
+        "declare": "prb_jax.models.experts:declare_experts",
+        "run": "prb_jax.models.experts:run_experts",
+        "tensors": "prb_jax.models.checkpoints.expert_tensors:one_by_one",
     },
     "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
     | {
@@ -138,6 +144,12 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "quantisation": {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
         "form": "prb_jax.models.quantization:quantization_form",
+    },
+    "recurrent layers": {
+        "chunks": "prb_jax.trees.chunk_tables:chunk_table",
+        "declare": "prb_jax.models.delta_layer:declare",
+        "mix": "prb_jax.models.delta_layer:mix",
+        "stream": "prb_jax.models.delta_layer:over_stream",
     },
     "ropes": {
         "llama3": "prb_jax.models.scaled_ropes:llama3",
@@ -210,7 +222,7 @@ def register_plugin(kind: str, name: str, value: Any) -> None:
     """Offer a plug-in under a name, for a module of `--import`, or from Python.
 
     Args:
-      kind: one of "benchmarks", "readouts", "few_shot", "gates", "rewards".
+      kind: one of "backbones", "benchmarks", "readouts", "few_shot", "gates", "rewards".
       name: by which it is asked for.
       value: as `docs/plugins.md` describes it for each kind.
 

@@ -20,20 +20,24 @@ from prb_jax.trees.tree import Tree
 
 
 def packed_batch(
-    trees: Sequence[Tree], *, window: int | None = None, options: StreamOptions | None = None
+    trees: Sequence[Tree],
+    *,
+    window: int | None = None,
+    taps: int | None = None,
+    options: StreamOptions | None = None,
 ) -> StreamBatch:
     """One batch of all the trees, which says where the rewards of each one are."""
-    options = options or StreamOptions(tokens=1024, window=window)
+    options = options or StreamOptions(tokens=1024, window=window, taps=taps)
     packed = pack_together(trees, options)
     return replace(make_stream_batch(trees, packed, options), places=places_of_trees(trees, packed))
 
 
-def batch_alone(trees: Sequence[Tree], *, window: int | None = None) -> StreamBatch:
+def batch_alone(trees: Sequence[Tree], *, window: int | None = None, taps: int | None = None) -> StreamBatch:
     """As :func:`packed_batch`, with every conversation in a stream of its own: nothing is packed or shared."""
     single = [
         Tree(tree.prefix, (ids,), (read,)) for tree in trees for ids, read in zip(tree.responses, tree.read)
     ]
-    options = StreamOptions(tokens=BLOCK, streams=len(single), window=window, share=False)
+    options = StreamOptions(tokens=BLOCK, streams=len(single), window=window, taps=taps, share=False)
     shape = StreamShape(round_up(max(tree.tokens for tree in single), BLOCK), READS_STEP)
     packed = tuple(PackedStream(shape, (member,), (0,), tree.tokens) for member, tree in enumerate(single))
     batch = make_stream_batch(single, packed, options)

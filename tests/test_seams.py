@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,12 +15,22 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli, seams
 from prb_jax.building.settings import GATES
+from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
+from prb_jax.models.checkpoints.load import load_params
+from prb_jax.models.checkpoints.save import save_params
+from prb_jax.models.config.decoder import load_config, parse_config
+from prb_jax.models.config.families import FAMILIES
 from prb_jax.personal.few_shot.registry import choose_methods, method_named, read_settings
 from tests.behaviour.judges.stand_in import stand_in
 from tests.building.engine import engine
 from tests.building.test_build import config, write_records
+from tests.packed import packed_batch, read_trees
+from tests.parity.oracle import transformers_gradients, transformers_scores
+from tests.parity.test_families import random_tree
 from tests.personal.few_shot.planted import world
+from tests.tiny_models import TINY_FAMILIES, randomise, tiny_config
 from tests.tiny_policies import write_policy
+from tests.tiny_tokenizer import write_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "plugin"
 PAIRS = [
@@ -81,6 +93,85 @@ def test_a_read_out(plugged, tmp_path):
     np.testing.assert_array_equal(plugin.score(pairs)[0], known.score(pairs)[0])
     with pytest.raises(prb.CheckpointError, match=r"unknown readout 'other'.* last-logit"):
         prb.load(folder, readout="other")
+
+
+def write_arcee(folder: Path) -> Path:
+    import transformers
+
+    config = transformers.ArceeConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_labels=1, pad_token_id=0, mlp_bias=True, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.ArceeForSequenceClassification(config)
+    randomise(model, seed=0, unit_embedding=True)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def test_a_backbone(plugged, tmp_path):
+    """Scores and all gradients are those of transformers; adapters, eight bits and export follow from the file."""
+    folder = write_arcee(tmp_path / "model")
+    config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)
+    params, factors = load_params(folder, config).params, np.asarray([1.0, -0.5], np.float32)
+    assert config.hidden_activation == "relu2"
+    assert "gate" not in params["layers"]
+    run = partial(
+        read_trees, batch=packed_batch([tree]), config=config, dtype=np.dtype("float32"), differentiated=True
+    )
+
+    @jax.jit
+    def both(params):
+        return jax.value_and_grad(lambda params: (run(params)[0, :, 0] * factors).sum())(params)
+
+    sequences = [tree.sequence(k) for k in range(2)]
+    total, gradients = both(params)
+    expected = (transformers_scores(folder, sequences)[:, 0] * factors).sum()
+    np.testing.assert_allclose(total, expected, atol=1e-5)
+    ours = dict(file_tensors(flatten(jax.device_get(gradients)), config))
+    theirs = transformers_gradients(folder, sequences, factors)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name] - gradient) < 1e-5 * np.linalg.norm(gradient), name
+    model = prb.load(folder, quantize="int8-weights")
+    pairs = [prb.Comparison(id="1", question="Tea?", responses=["Yes, do.", "No."])]
+    np.testing.assert_allclose(model.score(pairs)[0], prb.load(folder).score(pairs)[0], atol=0.2)
+    written = save_params(params, config, tmp_path / "written")
+    np.testing.assert_allclose(
+        transformers_scores(written, sequences), transformers_scores(folder, sequences), atol=0
+    )
+    raw = json.loads((folder / "config.json").read_text())
+    with pytest.raises(prb.CheckpointError, match="'hidden_act': expected relu2, found 'silu'"):
+        parse_config(raw | {"hidden_act": "silu"}, where="c")
+
+
+def test_a_backbone_of_an_imported_file(tmp_path, capsys):
+    folder, mine = write_arcee(tmp_path / "model"), tmp_path / "mine.py"
+    assert cli.main(["inspect", str(folder)]) == 2
+    assert "unknown architecture: model_type 'arcee'" in capsys.readouterr().err
+    text = (EXAMPLE / "prb_example" / "arcee.py").read_text()
+    mine.write_text(f"{text}\nimport prb_jax as prb\nprb.register_plugin('backbones', 'arcee', ARCEE)\n")
+    try:
+        assert cli.main(["inspect", str(folder), "--import", str(mine)]) == 0, capsys.readouterr().err
+        assert "relu2" in capsys.readouterr().out
+    finally:
+        seams._registered.pop(("backbones", "arcee"), None)
+
+
+def test_fields_of_a_backbone_have_the_type_of_their_default():
+    registered = replace(FAMILIES["llama"], fields={"sharpness": 1.5, "kind": "a"})
+    prb.register_plugin("backbones", "own", registered)
+    raw = json.loads(tiny_config(TINY_FAMILIES["llama"]).to_json_string(use_diff=False))
+    raw |= {"model_type": "own", "architectures": None, "kind": "b"}
+    try:
+        assert parse_config(raw, where="c").fields == (("sharpness", 1.5), ("kind", "b"))
+        assert parse_config(raw | {"sharpness": 2}, where="c").fields[0] == ("sharpness", 2.0)
+        with pytest.raises(
+            prb.CheckpointError, match=r"'sharpness': expected a value like 1\.5, found 'high'"
+        ):
+            parse_config(raw | {"sharpness": "high"}, where="c")
+    finally:
+        seams._registered.pop(("backbones", "own"), None)
 
 
 def test_a_gate(plugged, tmp_path):

@@ -63,6 +63,19 @@ _LONGROPE = _rope(
 _GEMMA: Mapping[str, Any] = MappingProxyType(
     {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24, "num_hidden_layers": 4}
 )
+_MOE: Mapping[str, Any] = MappingProxyType(
+    {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+)
+# Fields of the sections of images change nothing for text.
+_PARTIAL = _rope(
+    "default", 50_000.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 1], mrope_interleaved=True
+)
+_DELTA: Mapping[str, Any] = MappingProxyType(
+    {
+        "head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    }
+)  # fmt: skip
 _LOCAL = _rope("default", 10_000.0)
 
 
@@ -115,7 +128,31 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         ),
         "glm4": _tiny("Glm4", _DEFAULT, head_dim=24),
         "seed_oss": _tiny("SeedOss", _LLAMA3, head_dim=24, attention_out_bias=True),
+        "qwen3_moe": _tiny("Qwen3Moe", _DEFAULT, head_dim=24, **_MOE, norm_topk_prob=True),
+        "qwen3_moe-window": _tiny(
+            "Qwen3Moe", _YARN, head_dim=24, **_MOE, use_sliding_window=True, sliding_window=24
+        ),
+        "qwen2_moe": _tiny("Qwen2Moe", _DEFAULT, **_MOE, shared_expert_intermediate_size=40),
+        "mixtral": _tiny("Mixtral", _DEFAULT, sliding_window=24, num_local_experts=5, num_experts_per_tok=2),
+        "gpt_oss": _tiny(
+            "GptOss",
+            _rope("yarn", 150_000.0, factor=4.0, original_max_position_embeddings=1024, truncate=False),
+            head_dim=24,
+            sliding_window=24,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            swiglu_limit=1.5,
+        ),
         "exaone4": _tiny("Exaone4", _DEFAULT, sliding_window=24, sliding_window_pattern=2),
+        "qwen3_5": _tiny("Qwen3_5Text", _PARTIAL, **_DELTA, num_hidden_layers=4, full_attention_interval=2),
+        "qwen3_5-tail": _tiny(
+            "Qwen3_5Text",
+            _PARTIAL,
+            **_DELTA,
+            num_hidden_layers=5,
+            attention_bias=True,
+            layer_types=["linear_attention", "linear_attention", "full_attention"] + ["linear_attention"] * 2,
+        ),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.
@@ -191,6 +228,30 @@ def write_model_beside_a_vision_tower(folder: Path, *, transformers_5: bool) -> 
     return folder
 
 
+def write_qwen_beside_a_vision_tower(folder: Path) -> Path:
+    """Write a random Qwen 3.5 that reads images, with the tensors of the prediction of later tokens."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    text = tiny_config(TINY_FAMILIES["qwen3_5"]).to_dict()
+    config = transformers.Qwen3_5Config(
+        text_config=text, vision_config=vision, num_labels=1, image_token_id=255, video_token_id=254
+    )
+    model = transformers.Qwen3_5ForSequenceClassification(config).eval()
+    randomise(model.model.language_model, seed=0)
+    randomise(model.score, seed=1)
+    model.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), "mtp.fc.weight": torch.zeros(64, 128)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
 def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:
     """Draw the parameters of a model of transformers: variance 1 / inputs in matrices, 1 in a unit embedding."""
     import torch
@@ -200,13 +261,15 @@ def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
-                weight.copy_(0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0))
-            elif name.endswith(".bias"):
+                weight.copy_(0.3 * noise + float(not _is_centred(type(model).__name__, name)))
+            elif name.endswith("A_log"):  # states that last about ten tokens
+                weight.copy_(0.3 * noise - 2.0)
+            elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif unit_embedding and "embed_tokens" in name:
                 weight.copy_(noise)
-            else:
-                weight.copy_(noise / weight.shape[1] ** 0.5)
+            else:  # of each expert, where a tensor holds all of them
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
 
 
 def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
@@ -226,11 +289,16 @@ def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **con
     def weight(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         noise = rng.standard_normal(leaf.shape, np.float32)
         if "norm" in path[-1].key:
-            return 0.3 * noise + (0.0 if "Gemma" in tiny.config_class else 1.0)
+            return 0.3 * noise + float(not _is_centred(tiny.config_class, path[-1].key))
         return noise / leaf.shape[-2 if path[0].key != "embed" else -1] ** 0.5
 
     params = jax.tree_util.tree_map_with_path(weight, abstract_params(config))
     return save_params(params, config, folder)
+
+
+def _is_centred(kind: str, norm: str) -> bool:
+    """Whether this norm multiplies by 1 + w."""
+    return kind.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in norm and "delta" not in norm
 
 
 def tiny_config(tiny: TinyFamily, *, rope: Mapping[str, Any] | None = None, **arguments: Any) -> Any:

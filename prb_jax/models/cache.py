@@ -5,6 +5,8 @@ read from then on, by all samples of the tree. A *suffix cache* holds what each 
 columns. A new token attends to both: the two attentions are merged by their maxima and sums (log-sum-exp), so neither
 is copied next to the other.
 
+Recurrent layers keep states in place of keys and values: see :mod:`prb_jax.models.delta_cache`.
+
 Caches are kept as one array a layer, and the layers are run one after another instead of by a scan: a scan would copy
 the weights and caches of a layer out of its stack for every token.
 
@@ -15,6 +17,7 @@ model. Of streams: S streams of N tokens, F prompts of each.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +29,15 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models import delta_cache
+from prb_jax.models.attention.walk import with_sinks
+from prb_jax.models.config.decoder import DecoderConfig, Recurrence
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
+from prb_jax.models.delta_cache import RecurrentPrefix, RecurrentSuffix
+from prb_jax.models.delta_layer import EndStates
+from prb_jax.models.layer_stacks import LayerStacks
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.platform.sharding import Constrain, constrainer
@@ -44,9 +53,10 @@ _HIDDEN = -1e30  # below every score, and still a number: nothing is subtracted 
 class PrefixCache:
     """The prompts of B trees, right-aligned."""
 
-    keys: Arrays  # of each layer [B, G, P, H], after the rotary embedding
+    keys: Arrays  # of each layer of attention [B, G, P, H], after the rotary embedding
     values: Arrays  # the same shapes
     lengths: jax.Array  # int32 [B], real tokens
+    recurrent: tuple[RecurrentPrefix, ...] = ()  # of each recurrent layer
 
     __repr__ = short_repr
 
@@ -61,9 +71,10 @@ class PrefixCache:
 class SuffixCache:
     """What S samples of each tree added to it, left-aligned."""
 
-    keys: Arrays  # of each layer [B, S, G, M, H]
+    keys: Arrays  # of each layer of attention [B, S, G, M, H]
     values: Arrays
     lengths: jax.Array  # int32 [B, S], tokens written so far
+    recurrent: tuple[RecurrentSuffix, ...] = ()  # of each recurrent layer
 
     __repr__ = short_repr
 
@@ -73,8 +84,9 @@ class SuffixCache:
 class StreamCache:
     """The tokens of S packed streams of N tokens, where they stand."""
 
-    keys: jax.Array  # [L, S, N, G, H], after the rotary embedding
+    keys: jax.Array  # [L, S, N, G, H] of the layers of attention, after the rotary embedding
     values: jax.Array  # the same shape
+    recurrent: EndStates | None = None  # of the recurrent layers, stacked on axis 0
 
     __repr__ = short_repr
 
@@ -91,6 +103,7 @@ class Moves:
     places: np.ndarray | jax.Array  # [S, F, P], of the prompts' tokens, right-aligned; before them any places
     lengths: np.ndarray | jax.Array  # [S, F], tokens of each prompt
     trees: np.ndarray | jax.Array  # [S, F], numbers within the part; B / S for no tree
+    ends: np.ndarray | jax.Array  # [S, F], the number of each prompt among those that end in its stream
 
     __repr__ = short_repr
 
@@ -98,7 +111,8 @@ class Moves:
 def empty_prefix(config: DecoderConfig, *, trees: int, columns: int, dtype: jnp.dtype) -> PrefixCache:
     """Return a cache of B = ``trees`` empty prompts."""
     shape = (trees, config.num_key_value_heads, columns, config.head_dim)
-    return PrefixCache(*_blank(config, shape, dtype), jnp.zeros((trees,), jnp.int32))
+    states = _of_recurrent(config, lambda sizes: delta_cache.empty_prefix(sizes, trees=trees, dtype=dtype))
+    return PrefixCache(*_blank(config, shape, dtype), jnp.zeros((trees,), jnp.int32), states)
 
 
 def empty_suffix(
@@ -106,13 +120,22 @@ def empty_suffix(
 ) -> SuffixCache:
     """Return a cache of B * S = ``trees * samples`` samples without a token."""
     shape = (trees, samples, config.num_key_value_heads, columns, config.head_dim)
-    return SuffixCache(*_blank(config, shape, dtype), jnp.zeros((trees, samples), jnp.int32))
+    rows: dict[str, Any] = {"trees": trees, "samples": samples, "columns": columns, "dtype": dtype}
+    updates = _of_recurrent(config, lambda sizes: delta_cache.empty_suffix(sizes, **rows))
+    return SuffixCache(*_blank(config, shape, dtype), jnp.zeros((trees, samples), jnp.int32), updates)
 
 
 def _blank(config: DecoderConfig, shape: tuple[int, ...], dtype: jnp.dtype) -> tuple[Arrays, Arrays]:
-    """Keys and values of all layers, each an array of its own: caches are donated."""
-    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers)) for _ in range(2))
+    """Keys and values of all layers of attention, each an array of its own: caches are donated."""
+    layers = range(config.layer_mixers.count(ATTENTION))
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in layers) for _ in range(2))
     return keys, values
+
+
+def _of_recurrent(config: DecoderConfig, make: Callable[[Recurrence], Any]) -> tuple[Any, ...]:
+    """Make arrays for each recurrent layer."""
+    sizes = config.recurrence
+    return () if sizes is None else tuple(make(sizes) for _ in range(config.layer_mixers.count(RECURRENT)))
 
 
 def read_stream(
@@ -127,7 +150,7 @@ def read_stream(
     """Read the prompts that are packed into streams; as :func:`prb_jax.models.readouts.score_tree.score_stream`."""
     decoder = bind(config, params)
     decoded = decode_stream_keeping(decoder, batch, dtype=dtype, mesh=mesh, lora_scale=lora_scale)
-    return StreamCache(decoded.keys, decoded.values)
+    return StreamCache(decoded.keys, decoded.values, decoded.recurrent)
 
 
 def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> PrefixCache:
@@ -138,10 +161,16 @@ def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> Prefix
         new = jax.vmap(lambda of_part, places: of_part[places])(tokens, places)
         return put_rows(old, new.swapaxes(2, 3), trees)
 
+    def put_states(number: int, old: RecurrentPrefix) -> RecurrentPrefix:
+        of_layer = jax.tree.map(lambda leaf: leaf[number], stream.recurrent)
+        new = delta_cache.prefix_at_ends(of_layer, jnp.asarray(moves.ends), lengths)
+        return jax.tree.map(lambda held, read: put_rows(held, read.astype(held.dtype), trees), old, new)
+
     return PrefixCache(
         tuple(map(put, held.keys, stream.keys)),
         tuple(map(put, held.values, stream.values)),
         put_rows(held.lengths, lengths, trees),
+        tuple(map(put_states, range(len(held.recurrent)), held.recurrent)),
     )
 
 
@@ -155,11 +184,8 @@ def put_rows(old: jax.Array, new: jax.Array, trees: jax.Array) -> jax.Array:
 
 def layers_of(decoder: Decoder) -> tuple[nnx.State, ...]:
     """Return the state of each layer, cut out of their stack: once for many tokens."""
-    stacked = nnx.state(decoder.layers)
-    return tuple(
-        jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
-        for number in range(decoder.config.num_hidden_layers)
-    )
+    stacks = LayerStacks(decoder.layers)
+    return tuple(stacks.at(number) for number in range(decoder.config.num_hidden_layers))
 
 
 def extend(
@@ -200,8 +226,9 @@ class Tried:
     """C tokens that may follow each sample, run without being written: a tree of one-token responses."""
 
     states: jax.Array  # [B, S, C, D], before the last norm
-    keys: Arrays  # of each layer [B, S, C, G, H]
+    keys: Arrays  # of each layer of attention [B, S, C, G, H]
     values: Arrays
+    recurrent: tuple[RecurrentSuffix, ...] = ()  # of each recurrent layer, with C as axis 2 and no columns
 
     __repr__ = short_repr
 
@@ -235,33 +262,45 @@ def try_tokens(
         return split(x, [None if axis == "tokens" else axis for axis in axes])
 
     decoder = bind(config, params)
-    graph = nnx.graphdef(decoder.layers)
+    graphs = LayerStacks(decoder.layers).graphs
     flat = tokens.reshape(shape[0], -1)
     x = constrain(decoder.scaled(decoder.rows(flat, dtype)), ("batch", None, None))
     positions = prefix.lengths[:, None] + places.reshape(flat.shape)
     angles = angles_of_layers(config, positions)
-    keys, values = [], []
+    kept: dict[str, list[Any]] = {mixer: [] for mixer in config.layer_mixers}
     for number, state in enumerate(layers):
-        slides = config.layer_windows[number]
-        attend = functools.partial(
-            _attend,
-            prefix=(prefix.keys[number], prefix.values[number], prefix.lengths),
-            suffix=(suffix.keys[number], suffix.values[number], places),
-            window=config.sliding_window if slides else None,
-            constrain=constrain,
-        )
+        slides, mixer = config.layer_windows[number], config.layer_mixers[number]
+        own = len(kept[mixer])  # the number of the layer among those of its mixer
+        attend, recur = _attend, None
+        if mixer == ATTENTION:
+            attend = functools.partial(
+                _attend,
+                prefix=(prefix.keys[own], prefix.values[own], prefix.lengths),
+                suffix=(suffix.keys[own], suffix.values[own], places),
+                window=config.sliding_window if slides else None,
+                constrain=constrain,
+            )
+        else:
+            of_layer: dict[str, Any] = {"prefix": prefix.recurrent[own], "suffix": suffix.recurrent[own]}
+            recur = functools.partial(delta_cache.over_caches, places=places, **of_layer)
         query_angles, key_angles = angles(slides, config.layer_rotates[number])
         context = LayerContext(
             query_angles=query_angles,
             key_angles=key_angles,
             attend=attend,
             constrain=constrain,
+            recur=recur,
             lora_scale=lora_scale,
+            mesh=mesh,
+            splits_tokens=False,
         )
-        x, (k, v) = nnx.merge(graph, gather(state))(x, context)
-        keys.append(k.reshape(*shape, *k.shape[2:]))
-        values.append(v.reshape(*shape, *v.shape[2:]))
-    return Tried(x.reshape(*shape, -1), tuple(keys), tuple(values))
+        x, of_mixer = nnx.merge(graphs[mixer], gather(state))(x, context)
+        kept[mixer].append(of_mixer)
+    keys, values = (
+        tuple(pair[which].reshape(*shape, *pair[which].shape[2:]) for pair in kept.get(ATTENTION, ()))
+        for which in (0, 1)
+    )
+    return Tried(x.reshape(*shape, -1), keys, values, tuple(kept.get(RECURRENT, ())))
 
 
 def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCache:
@@ -271,7 +310,7 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
         return cache.at[:, place].set(token.astype(cache.dtype), mode="drop")
 
     def written(cache: jax.Array, new: jax.Array) -> jax.Array:
-        chosen = jnp.take_along_axis(new, which[:, :, None, None, None], axis=2)[:, :, 0]
+        chosen = jnp.take_along_axis(new, which.reshape(*which.shape, *[1] * (new.ndim - 2)), axis=2)[:, :, 0]
         # Mapped over B and S, not indexed by them: each device then writes its own rows, and none are gathered.
         return jax.vmap(jax.vmap(put))(cache, chosen, suffix.lengths)
 
@@ -279,6 +318,7 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
         tuple(map(written, suffix.keys, tried.keys)),
         tuple(map(written, suffix.values, tried.values)),
         suffix.lengths + 1,
+        jax.tree.map(written, suffix.recurrent, tried.recurrent),
     )
 
 
@@ -302,6 +342,10 @@ def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, coun
         tuple(map(longer, prefix.keys, suffix.keys)),
         tuple(map(longer, prefix.values, suffix.values)),
         prefix.lengths + counts,
+        tuple(
+            delta_cache.longer_prefix(before, added, which, counts)
+            for before, added in zip(prefix.recurrent, suffix.recurrent, strict=True)
+        ),
     )
 
 
@@ -315,6 +359,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
     constrain: Constrain,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of C tokens a sample, each to the prefix, to its sample's suffix and to itself: [B, S * C, N, H].
 
@@ -325,6 +370,7 @@ def _attend(
       window: as of the layer.
       softcap: scores s become ``softcap * tanh(s / softcap)``.
       constrain: states how the queries are split over devices.
+      sinks: one more logit of each head [N] in its softmax.
     """
     (pk, pv, prefix_lengths), (sk, sv, lengths) = prefix, suffix
     heads, head_dim = q.shape[2:]
@@ -376,4 +422,6 @@ def _attend(
     mixed = mixed.reshape(grouped.shape)
     values = v.transpose(0, 1, 3, 2, 4)[:, :, :, :, None]
     mixed = (mixed + weight_own[..., None] * values.astype(jnp.float32)) / total[..., None]
-    return mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape).astype(q.dtype)
+    out = mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape)
+    log = (top + jnp.log(total)).transpose(0, 1, 3, 2, 4).reshape(q.shape[:-1])
+    return with_sinks(out, log, sinks).astype(q.dtype)

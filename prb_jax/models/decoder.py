@@ -23,6 +23,8 @@ from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -33,8 +35,10 @@ from prb_jax.models.decoder_layer import (
     rematerialised,
     splits_weights,
 )
+from prb_jax.models.layer_stacks import Kept, LayerStacks
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.platform.sharding import check_tokens, constrainer
+from prb_jax.seams import get
 from prb_jax.trees.streams import StreamBatch
 
 Params = dict[str, Any]
@@ -47,8 +51,11 @@ class Decoded:
     """A forward pass with all that later tokens need of it."""
 
     states: jax.Array  # [S, N, D], final hidden states before the last norm
-    keys: jax.Array  # [L, S, N, G, H] of every layer, after the rotary embedding
+    keys: jax.Array  # [L, S, N, G, H] of every layer of attention, after the rotary embedding
     values: jax.Array  # the same shape
+    recurrent: Any = (
+        None  # what :func:`prb_jax.models.delta_layer.mix` keeps of recurrent layers, stacked on axis 0
+    )
 
 
 class Decoder(Declaring):
@@ -69,12 +76,24 @@ class Decoder(Declaring):
             rngs, *size, scale=scale, dtype=dtype, axes=("vocab", "model"), hf="embed_tokens.weight"
         )
 
-        @nnx.split_rngs(splits=config.num_hidden_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stacked(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, rngs=rngs, dtype=dtype)
+        kind = FAMILIES[config.model_type].layer or DecoderLayer
 
-        self.layers = stacked(rngs)
+        def stacked(count: int, parts: tuple[str | None, ...]) -> DecoderLayer:
+            @nnx.split_rngs(splits=count)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def make(rngs: nnx.Rngs) -> DecoderLayer:
+                return kind(config, rngs=rngs, dtype=dtype, parts=parts)
+
+            return make(rngs)
+
+        kinds = tuple(dict.fromkeys(config.layer_mixers))
+        count = config.num_hidden_layers
+        self.layers = stacked(count, (None, *(kinds if len(kinds) == 1 else ())))
+        for kind in kinds if len(kinds) > 1 else ():
+            of_kind = stacked(config.layer_mixers.count(kind), (kind,))
+            for name in of_kind.order:
+                setattr(self.layers, name, getattr(of_kind, name))
+            self.layers.close()
         self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)
         self.close()
 
@@ -99,6 +118,7 @@ def decode_stream(
     batch: StreamBatch,
     *,
     reads_only: bool,
+    loads: list[jax.Array] | None = None,
     **options: Any,
 ) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
@@ -109,14 +129,21 @@ def decode_stream(
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
             alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
             tokens.
+        loads: of a mixture of experts, a list that gains the number of real tokens that each expert got, float32
+            [L, E], layers by mixer; without a last layer that computes read places only, if there are others.
     """
-    return _decode(decoder, batch, reads_only=reads_only, **options)[0]
+    states, _, counted = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
+    if loads is not None:
+        loads.append(counted)
+    return states
 
 
 def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
-    """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
-    states, (keys, values) = _decode(decoder, batch, reads_only=False, keep=True, **options)
-    return Decoded(states, keys, values)
+    """As :func:`decode_stream` of all tokens, with the keys and values of every layer, and recurrent states at the
+    `ends` of the batch."""
+    states, kept, _ = _decode(decoder, batch, reads_only=False, keep=True, **options)
+    keys, values = kept.get(ATTENTION, (None, None))
+    return Decoded(states, keys, values, kept.get(RECURRENT))
 
 
 def _decode(
@@ -131,13 +158,17 @@ def _decode(
     soft_prompts: jax.Array | None = None,
     differentiated: bool = False,
     keep: bool = False,
-) -> tuple[jax.Array, Any]:
+    counts: bool = False,
+) -> tuple[jax.Array, Kept, jax.Array | None]:
     config = decoder.config
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
     places = jnp.asarray(batch.reads) if reads_only else None
     if mesh is not None:
         check_tokens(mesh, tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
+    real = None
+    if counts:
+        real = (jnp.asarray(batch.until) > jnp.arange(1, tokens.shape[1] + 1)) | (positions > 0)
     x = decoder.rows(tokens, dtype)
     if soft_prompts is not None:
         x = _with_soft_prompts(x, prompts=soft_prompts, batch=batch)
@@ -148,12 +179,17 @@ def _decode(
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # no two tokens that see each other are that far apart
-    graph, layers = nnx.split(decoder.layers)
+    stacks = LayerStacks(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
     kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
+    recur = None
+    if config.recurrence is not None:
+        of_stream = get("recurrent layers", "stream").value
+        recur = functools.partial(of_stream, batch=batch, mesh=mesh, keep=keep)
     mixed = any(slides) and not all(slides) and (window is not None or config.rope[1] is not None)
 
     def run(
+        mixer: str,
         sliding: bool,
         rotates: jax.Array | bool,
         x: jax.Array,
@@ -162,53 +198,64 @@ def _decode(
     ) -> Any:
         query_angles, key_angles = angles(sliding, rotates)
         attend: Attention = attend_streams if places is None else attend_from_stream_reads
+        loads: list[jax.Array] | None = [] if counts else None
         context = LayerContext(
             query_angles=query_angles,
             key_angles=key_angles,
             attend=functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None),
             constrain=constrain,
+            recur=recur,
             lora_scale=lora_scale,
             places=places,
+            mesh=mesh,
+            loads=loads,
+            real=real if places is None else places > 0,
         )
-        return nnx.merge(graph, state)(x, context)
+        x, of_mixer = nnx.merge(stacks.graphs[mixer], state)(x, context)
+        return x, (of_mixer, loads[0] if loads else None)
 
-    def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
-        state, (is_sliding, is_rotated) = inputs
-        state = gather(state)
+    def body(mixer: str, x: jax.Array, state: nnx.State, number: jax.Array) -> tuple[jax.Array, Any]:
+        def layer(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
+            state, (is_sliding, is_rotated) = inputs
+            state = gather(state)
 
-        def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, keys_and_values = run(sliding, is_rotated, x, state)
-            return x, keys_and_values if keep else None
+            def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
+                x, (of_mixer, loads) = run(mixer, sliding, is_rotated, x, state)
+                return x, (of_mixer if keep else None, loads)
 
-        if mixed:
-            return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
-        return kept(any(slides), x)
+            if mixed:
+                return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
+            return kept(any(slides), x)
+
+        return rematerialised(layer, remat, gathers=gathers)(x, (state, kinds[number]))
 
     # Of several layers the last one, taken out of the stack, would cost a copy of the stack's gradient, for which
     # accelerators have no room.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        inputs = (layers, kinds)
-        x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
-        return x if places is None else take_places(x, places), kept
+        x, kept = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
+        x = x if places is None else take_places(x, places)
+        return x, {mixer: of_mixer for mixer, (of_mixer, _) in kept.items()}, _loads_of(kept)
 
-    def at(index: jax.Array | int) -> nnx.State:
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), layers)
-
-    def indexed(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        return body(x, (at(inputs[0]), inputs[1]))
-
+    # Without its last layer the stack would be a copy of it, so it is read through indices.
     count = config.num_hidden_layers - 1
-    if count:
-        # Without its last layer the stack would be a copy of it, so that it is read through indices; but gradients
-        # by indices would be sums of whole stacks, one for each layer.
-        stack = jax.tree.map(lambda leaf: leaf[:count], layers) if differentiated else jnp.arange(count)
-        run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
-        x, _ = lax.scan(run_layer, x, (stack, kinds[:count]))
-    last = rematerialised(
-        lambda x, w: run(slides[-1], rotates[-1], x, gather(w), places)[0], remat, gathers=gathers
-    )
-    return last(x, at(count)), None
+    x, kept = stacks.scan(body, x, count=count, indexed=not differentiated)
+
+    def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
+        mixer = config.layer_mixers[-1]
+        x, (_, loads) = run(mixer, slides[-1], rotates[-1], x, gather(state), places)
+        return x, loads
+
+    x, loads = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
+    if not count and loads is not None:
+        return x, {}, loads[None]
+    return x, {}, _loads_of(kept)
+
+
+def _loads_of(kept: Kept) -> jax.Array | None:
+    """Loads of experts [L, E] among what layers return, those of one mixer after those of another; None for none."""
+    loads = [counted for _, counted in kept.values() if counted is not None]
+    return jnp.concatenate(loads) if loads else None
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:

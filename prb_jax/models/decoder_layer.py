@@ -24,6 +24,7 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.models.rope import query_growth, rotary_angles
@@ -32,6 +33,9 @@ from prb_jax.seams import get
 
 GATHERED = "gathered_weights"
 """The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""
+
+_USES: dict[str, Any] = {"turned": True, "adaptable": True, "quantisable": True}
+"""What may be done with the matrices of a layer."""
 
 
 def norm_of(config: DecoderConfig, x: jax.Array, weight: nnx.Variable[jax.Array]) -> jax.Array:
@@ -82,57 +86,156 @@ class LayerContext:
     key_angles: Angles
     attend: Attention
     constrain: Constrain
+    recur: Callable[..., Any] | None = None
+    """What :func:`prb_jax.models.delta_layer.mix` needs of the tokens before; None for a model without such layers."""
     lora_scale: float = 1.0  # multiplies the updates of adapters
     places: jax.Array | None = None  # [B, K]: queries, attention and mlp are computed at these tokens only
+    mesh: Mesh | None = None
+    splits_tokens: bool = True  # tokens are split over the axis `sequence`, unless they are taken at places
+    # loads, real: a mixture of experts appends the number of real tokens, by this mask [B, T] or [B, K], of each expert
+    loads: list[jax.Array] | None = None
+    real: jax.Array | None = None
+
+    @property
+    def line(self) -> str | None:
+        """Logical axis of the tokens of activations."""
+        return "tokens" if self.splits_tokens and self.places is None else None
 
 
 class DecoderLayer(Declaring):
-    """Attention and a gated mlp, each behind a norm and beside a residual connection.
+    """A mixer of tokens and a gated mlp, or a mixture of experts, each behind a norm and beside a residual connection.
+
+    The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`.
 
     Adapters and the scales of quantised matrices are further attributes:
-    see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
+    see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`. A family of a plug-in may name a subclass
+    with another mlp as its `layer`.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        self.config = config
-        width, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    mixer: str
+    """How this layer mixes tokens, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike,
+        parts: tuple[str | None, ...] | None = None,
+    ) -> None:
+        """Declare the parameters of a layer, or only those of some mixers, and with None those of every layer."""
+        self.config, self.mixer = config, config.layer_mixers[0]
+        parts = (None, *config.layer_mixers) if parts is None else parts
+        width, head_dim = config.hidden_size, config.head_dim
         queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         norm = functools.partial(norm_weight, config, dtype=dtype)
-        uses: Any = {"turned": True, "adaptable": True, "quantisable": True, "dtype": dtype}
-
-        def linear(
-            module: str, axes: Axes, inputs: int, *, biased: bool, fused: str = "", **outputs: int
-        ) -> None:
-            """Declare matrices of one input, which a file holds one by one or one after the other in one tensor."""
-            start = 0
-            for name, size in outputs.items():
-                stored: dict[str, Any] = {"hf": f"{module}.{name}_proj.weight"}
-                if fused in config.fused:
-                    stored = {"hf": f"{module}.{fused}.weight", "file_rows": sum(outputs.values())}
-                    stored["pieces"] = ((start, start + size),)
-                setattr(self, name, drawn(rngs, inputs, size, axes=axes, **stored, **uses))
-                if biased:
-                    zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
-                    bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
-                    setattr(self, f"{name}_bias", bias)
-                start += size
-
+        linear = functools.partial(self.declare_linear, rngs=rngs, dtype=dtype)
         norms = dict(config.norms)
-        if "input_norm" in norms:
+        if None in parts and "input_norm" in norms:
             self.input_norm = norm(width, hf=norms.pop("input_norm"))
-        into, up = ("model", "heads"), ("model", "mlp")
-        biased = config.attention_bias
-        linear("self_attn", into, width, biased=biased, fused="qkv_proj", q=queries, k=keys, v=keys)
-        if config.qk_norm:
-            by_head = config.qk_norm == "head"
-            self.q_norm = norm(head_dim if by_head else queries, hf="self_attn.q_norm")
-            self.k_norm = norm(head_dim if by_head else keys, hf="self_attn.k_norm")
-        linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
-        for name, hf in norms.items():
-            setattr(self, name, norm(width, hf=hf))
-        linear("mlp", up, width, biased=config.mlp_bias, fused="gate_up_proj", gate=mlp, up=mlp)
-        linear("mlp", up[::-1], mlp, biased=config.mlp_bias, down=width)
+        into: Axes = ("model", "heads")
+        if ATTENTION in parts:
+            first, biased = len(vars(self)), config.attention_bias
+            if config.attention_gate:
+                self._gated_queries(rngs=rngs, dtype=dtype)
+                linear("self_attn", into, width, biased=biased, k=keys, v=keys)
+            else:
+                linear("self_attn", into, width, biased=biased, fused="qkv_proj", q=queries, k=keys, v=keys)
+            if config.qk_norm:
+                by_head = config.qk_norm == "head"
+                self.q_norm = norm(head_dim if by_head else queries, hf="self_attn.q_norm")
+                self.k_norm = norm(head_dim if by_head else keys, hf="self_attn.k_norm")
+            if config.sinks:
+                logits = jnp.zeros((config.num_attention_heads,), dtype)
+                self.sinks = parameter(logits, axes=("heads",), hf="self_attn.sinks")
+            linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
+            for value in list(vars(self).values())[first:]:
+                value.set_metadata(mixer=ATTENTION)
+        for mixer in dict.fromkeys(part for part in parts if part not in (None, ATTENTION)):
+            get("recurrent layers", "declare").value(
+                self, config, rngs=rngs, mixer=mixer, dtype=dtype, **_USES
+            )
+        if None in parts:
+            for name, hf in norms.items():
+                setattr(self, name, norm(width, hf=hf))
+            if config.experts is not None:
+                get("experts", "declare").value(self, config, rngs=rngs, dtype=dtype)
+            else:
+                self.declare_mlp(rngs=rngs, dtype=dtype)
         self.close()
+
+    def declare_linear(
+        self,
+        module: str,
+        axes: Axes,
+        inputs: int,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike,
+        biased: bool = False,
+        fused: str = "",
+        **outputs: int,
+    ) -> None:
+        """Declare matrices of one input, which a file holds one by one or one after the other in one tensor.
+
+        Args:
+            module: module of a layer in the file, e.g. ``mlp``; the matrix ``up`` is its ``up_proj``.
+            axes: logical axes of inputs and outputs.
+            inputs: number of inputs.
+            rngs: for random weights.
+            dtype: of the parameters.
+            biased: each matrix has a bias.
+            fused: name of the tensor that holds all of them, in families that have one.
+            outputs: number of outputs of each matrix by its name.
+        """
+        config, start = self.config, 0
+        for name, size in outputs.items():
+            stored: dict[str, Any] = {"hf": f"{module}.{name}_proj.weight"}
+            if fused in config.fused:
+                stored = {"hf": f"{module}.{fused}.weight", "file_rows": sum(outputs.values())}
+                stored["pieces"] = ((start, start + size),)
+            setattr(self, name, drawn(rngs, inputs, size, axes=axes, dtype=dtype, **stored, **_USES))
+            if biased:
+                zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
+                bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
+                setattr(self, f"{name}_bias", bias)
+            start += size
+
+    def declare_mlp(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        """Declare the matrices of the mlp; the layer of a plug-in may have others."""
+        config = self.config
+        kinds: Any = {"rngs": rngs, "dtype": dtype, "biased": config.mlp_bias}
+        width, mlp = config.hidden_size, config.intermediate_size
+        self.declare_linear("mlp", ("model", "mlp"), width, fused="gate_up_proj", gate=mlp, up=mlp, **kinds)
+        self.declare_linear("mlp", ("mlp", "model"), mlp, down=width, **kinds)
+
+    def run_mlp(self, x: jax.Array, project: Callable[[str, jax.Array], jax.Array]) -> jax.Array:
+        """Return the mlp of x [B, T, D], of the same shape.
+
+        Args:
+            x: input, after its norm.
+            project: takes the name of a matrix and its input, and returns the product with adapter and bias.
+        """
+        return project("down", gated(project("gate", x), project("up", x), self.config.hidden_activation))
+
+    def _gated_queries(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        """Declare queries and their gate, which a file holds in one tensor: of each head its query, then its gate."""
+        config, size = self.config, self.config.head_dim
+        heads = config.num_attention_heads
+        for place, name in enumerate(("q", "q_gate")):
+            stored: dict[str, Any] = {
+                "pieces": tuple(
+                    (start, start + size) for start in range(place * size, 2 * heads * size, 2 * size)
+                ),
+                "file_rows": 2 * heads * size,
+            }
+            shape, axes = (config.hidden_size, heads * size), ("model", "heads")
+            declared: dict[str, Any] = {"axes": axes, "hf": "self_attn.q_proj.weight", "dtype": dtype}
+            setattr(self, name, drawn(rngs, *shape, **declared, **stored, **_USES))
+            if config.attention_bias:
+                zeros = jnp.zeros((heads * size,), dtype)
+                bias = parameter(zeros, axes=("heads",), hf="self_attn.q_proj.bias", **stored)
+                setattr(self, f"{name}_bias", bias)
 
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
         """Return x [..., I] through the matrix ``name`` and its bias, [..., O] in x's dtype; ``scale`` multiplies the
@@ -148,14 +251,35 @@ class DecoderLayer(Declaring):
         weight = getattr(self, name, None)
         return x if weight is None else norm_of(self.config, x, weight)
 
-    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, Any]:
         """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
 
         Returns:
-            The states, and the layer's keys and values [B, T, G, H].
+            The states, and what later tokens need of the mixer: of attention keys and values [B, T, G, H].
         """
-        config, constrain, places = self.config, context.constrain, context.places
-        line = "tokens" if places is None else None
+        config, constrain, places, line = self.config, context.constrain, context.places, context.line
+        project = functools.partial(self.project, scale=context.lora_scale)
+        y = self.normed("input_norm", x)
+        attends = self.mixer == ATTENTION
+        y, kept = (
+            self.attend(y, context) if attends else get("recurrent layers", "mix").value(self, y, context)
+        )
+        if places is not None:
+            x = take_places(x, places)
+        x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
+
+        y = self.normed("mlp_norm", x)
+        if config.experts is not None:
+            y = get("experts", "run").value(self, y, context)
+        else:
+            y = self.run_mlp(y, project)
+        y = self.normed("post_mlp_norm", y)
+        return constrain(x + y, ("batch", line, None)), kept
+
+    def attend(self, y: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Softmax attention of y [B, T, D], normed: [B, T, D], or [B, K, D] at the places of the context; and keys and
+        values [B, T, G, H]."""
+        config, constrain, places, line = self.config, context.constrain, context.places, context.line
         project = functools.partial(self.project, scale=context.lora_scale)
 
         def heads_of(name: str, x: jax.Array) -> jax.Array:
@@ -165,24 +289,22 @@ class DecoderLayer(Declaring):
             z = z.reshape(*z.shape[:2], -1, config.head_dim)
             return self.normed(f"{name}_norm", z) if config.qk_norm == "head" else z
 
-        y = self.normed("input_norm", x)
         k, v = heads_of("k", y), heads_of("v", y)
         query_angles = context.query_angles
         if places is not None:
-            x, y = take_places(x, places), take_places(y, places)
+            y = take_places(y, places)
             query_angles = tuple(take_places(angle, places) for angle in query_angles)
         q = heads_of("q", y)
         turn = functools.partial(rotate, interleaved=config.interleaved_rope)
         q, k = turn(q, *query_angles, scale=config.attention_scale), turn(k, *context.key_angles)
         q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
-        y = context.attend(q, k, v, softcap=config.attn_logit_softcapping)
-        y = project("o", y.reshape(*y.shape[:2], -1))
-        x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
-
-        y = self.normed("mlp_norm", x)
-        y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
-        y = self.normed("post_mlp_norm", y)
-        return constrain(x + y, ("batch", line, None)), (k, v)
+        sinks = {"sinks": self.sinks[...]} if config.sinks else {}
+        mixed = context.attend(q, k, v, softcap=config.attn_logit_softcapping, **sinks)
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        if config.attention_gate:
+            gate = jax.nn.sigmoid(project("q_gate", y).astype(jnp.float32))
+            mixed = (mixed.astype(jnp.float32) * gate).astype(mixed.dtype)
+        return project("o", mixed), (k, v)
 
 
 def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION
 from prb_jax.models.layers import product
 from prb_jax.models.model import abstract_model
 from prb_jax.models.parameter import parameters
@@ -19,17 +20,43 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def matrix_flops_per_token(config: DecoderConfig) -> float:
-    """Twice the weights of all layers' matrices; the embedding and the score head count for nothing."""
-    matrices = (matrix for _, matrix in parameters(abstract_model(config).layers))
-    return 2.0 * sum(math.prod(matrix.shape) for matrix in matrices if matrix.get_metadata("quantisable"))
+    """Twice the weights of all layers' matrices, of experts only those that a token takes; the embedding and the score
+    head count for nothing."""
+    return sum(_matrix_flops(config))
+
+
+def _matrix_flops(config: DecoderConfig) -> list[float]:
+    """Of each layer, for a token."""
+    flops, experts = [0.0] * config.num_hidden_layers, config.experts
+    for _, matrix in parameters(abstract_model(config).layers):
+        axes, mixer = matrix.get_metadata("axes"), matrix.get_metadata("mixer")
+        # Routers are matrices that take no adapter; the taps of convolutions belong to the recurrence.
+        if not (matrix.get_metadata("adaptable") or (matrix.get_metadata("turned") and "model" in axes)):
+            continue
+        share = experts.chosen / experts.count if experts is not None and axes[0] == "experts" else 1.0
+        for layer, of_layer in enumerate(config.layer_mixers):
+            if mixer in (None, of_layer):
+                flops[layer] += 2.0 * math.prod(matrix.shape[1:]) * share
+    return flops
+
+
+def recurrent_flops_per_token(config: DecoderConfig) -> float:
+    """Of one recurrent layer: a product with the state each to predict the value, to write and to read, and the taps of
+    the convolution."""
+    sizes = config.recurrence
+    if sizes is None:
+        return 0.0
+    of_states = 6.0 * sizes.value_heads * sizes.key_dim * sizes.value_dim
+    return of_states + 2.0 * sizes.taps * sum(sizes.widths.values())
 
 
 def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:
-    """What scoring these streams needs without their padding: matrices, and attention over the pairs of tokens that see
-    each other.
+    """What scoring these streams needs without their padding: matrices, attention over the pairs of tokens that see
+    each other, and the states of recurrent layers.
 
     Args:
-      reads_only: the last layer computes keys and values of all tokens, and everything else at the read places alone.
+      reads_only: the last layer computes what later tokens need of all tokens (keys and values, or the state), and
+        everything else at the read places alone.
     """
     until, positions = np.asarray(batch.until), np.asarray(batch.positions)
     real = positions > 0
@@ -37,25 +64,33 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
     # A conversation of one token looks like padding, but it ends somewhere. Unused ends are 0.
     np.put_along_axis(real, np.asarray(batch.ends), values=True, axis=1)
     real[:, 0] = real[:, 1:].any(axis=1)
-    per_token, tokens = matrix_flops_per_token(config), int(real.sum())
-    attention = _attention_flops(positions[real], config)
+    per_token, tokens = _matrix_flops(config), int(real.sum())
+    mixing = _mixing_flops(positions[real], config)
     if not reads_only:
-        return per_token * tokens + sum(attention)
+        return sum(per_token) * tokens + sum(mixing)
     # Unused read places are 0, where only a conversation of one token can be read.
     alone = real[:, :1] & (until[:, :1] == 1)
     reads = np.asarray(batch.reads)
     places = [np.unique(row[used]) for row, used in zip(reads, (reads > 0) | alone, strict=True)]
     read = np.concatenate([row[at] for row, at in zip(positions, places, strict=True)])
-    of_last = per_token / config.num_hidden_layers
-    of_keys = 4.0 * config.hidden_size * config.num_key_value_heads * config.head_dim
-    total = (per_token - of_last) * tokens + of_keys * tokens + (of_last - of_keys) * len(read)
-    return total + sum(attention[:-1]) + _attention_flops(read, config)[-1]
+    if config.layer_mixers[-1] == ATTENTION:
+        of_all = 4.0 * config.hidden_size * config.num_key_value_heads * config.head_dim
+        of_last = _mixing_flops(read, config)[-1]
+    else:
+        assert config.recurrence is not None
+        channels = sum(config.recurrence.widths.values()) + 2 * config.recurrence.value_heads
+        of_all, of_last = 2.0 * config.hidden_size * channels, mixing[-1]
+    total = sum(per_token[:-1]) * tokens + of_all * tokens + (per_token[-1] - of_all) * len(read)
+    return total + sum(mixing[:-1]) + of_last
 
 
-def _attention_flops(positions: np.ndarray, config: DecoderConfig) -> list[float]:
+def _mixing_flops(positions: np.ndarray, config: DecoderConfig) -> list[float]:
     """Of each layer, for tokens at these positions of their conversations."""
     seen, flops = positions.astype(np.float64) + 1, []
-    for slides in config.layer_windows:
+    for slides, mixer in zip(config.layer_windows, config.layer_mixers, strict=True):
+        if mixer != ATTENTION:
+            flops.append(recurrent_flops_per_token(config) * len(positions))
+            continue
         span = config.sliding_window if slides and config.sliding_window is not None else np.inf
         pairs = float(np.minimum(seen, span).sum())
         flops.append(4.0 * pairs * config.num_attention_heads * config.head_dim)

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
 
 The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
-[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix
-(``of``) and the factor as PEFT does (``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
-as the model it adapts.
+[L, I, O], and [L, E, I, r] and [L, E, r, O] beside a matrix of each expert. They are variables of the kind
+``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix (``of``) and the factor as PEFT does
+(``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts as the model it adapts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from prb_jax.models.parameter import Declaring, arrays
 from prb_jax.models.quantization import FORMS, Narrow, quantise, quantized_project, scale_of
 from prb_jax.records.options import Options, option
 
+_BOTH = "gate_up"  # where experts have one matrix for gate and up, which are adapted together
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 
 
@@ -40,13 +41,16 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
     rank: int = option(16, "inner size of each update.", least=1)
     alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
     targets: tuple[str, ...] = option(
-        ("q", "k", "v", "o", "gate", "up", "down"), "adapted matrices, among q, k, v, o, gate, up, down."
+        ("q", "k", "v", "o", "gate", "up", "down"),
+        "adapted matrices, among q, k, v, o, gate, up, down; of gated attention q_gate too, and of recurrent layers "
+        "delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        every = LoraConfig.targets  # the default
-        unknown = [name for name in self.targets if name not in every]
+        recurrent = (f"delta_{name}" for name in "qkvzbao")
+        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default, and the others
+        unknown = [name for name in self.targets if name not in (*every, _BOTH)]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(
                 f"lora.targets: expected different names among {', '.join(every)}, "
@@ -73,17 +77,28 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         CheckpointError: a target is not an adaptable matrix of these layers.
     """
     layers.projection = "adapted"
-    for name in config.targets:
+    targets = config.targets
+    if hasattr(layers, _BOTH):
+        alone = {"gate", "up"} & {*targets}
+        if len(alone) == 1:
+            raise CheckpointError(
+                f"lora.targets: gate and up are one matrix here: expected both, found {alone.pop()}"
+            )
+        targets = tuple(dict.fromkeys(_BOTH if name in ("gate", "up") else name for name in targets))
+    for name in targets:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
             raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that takes an adapter")
-        depth, inputs, outputs = matrix.shape
+        *stack, inputs, outputs = matrix.shape  # of layers, and of experts
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
-        a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
-        b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
-        before, after = matrix.get_metadata("axes")  # the rank is small, and not split
-        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), of=name, part="lora_A"))
-        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
+        a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5
+        b = jnp.zeros((*stack, config.rank, outputs), jnp.float32)
+        *experts, before, after = matrix.get_metadata("axes")  # the rank is small, and not split
+        of: dict[str, Any] = {"of": name, "mixer": matrix.get_metadata("mixer")}
+        for factor, value, axes, part in (
+            (FACTOR_A, a, (before, None), "lora_A"), (FACTOR_B, b, (None, after), "lora_B"),
+        ):  # fmt: skip
+            setattr(layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), part=part, **of))
 
 
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -182,7 +197,9 @@ _merged_matmul.defvjp(_merged_forward, _merged_backward, symbolic_zeros=True)
 
 
 def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | jax.Array) -> jax.Array:
-    return weight.astype(jnp.float32) + scale * product(a.astype(jnp.float32), b.astype(jnp.float32))
+    return weight.astype(jnp.float32) + scale * product(
+        a.astype(jnp.float32), b.astype(jnp.float32), (-1, -2), batch=a.ndim - 2
+    )
 
 
 def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:

@@ -25,13 +25,46 @@ def _qwen3(width: int, mlp: int, layers: int, heads: int, **others: Any) -> dict
     return {**_QWEN3, **sizes, "num_attention_heads": heads, **others}
 
 
+def _qwen3_moe(width: int, expert: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    kind = {"architectures": ["Qwen3MoeForSequenceClassification"], "model_type": "qwen3_moe"}
+    return _qwen3(
+        width, 3 * width, layers, heads, **kind, moe_intermediate_size=expert, norm_topk_prob=True, **others
+    )
+
+
+def _qwen3_5(width: int, mlp: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    """Three of four layers are recurrent."""
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers}
+    named = {"architectures": ["Qwen3_5TextForSequenceClassification"], "model_type": "qwen3_5_text"}
+    rope = {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25}
+    recurrent = {"full_attention_interval": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    attention = {"num_attention_heads": heads, "head_dim": 256, "hidden_act": "silu", "attention_bias": False}
+    context = {"max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "rope_parameters": rope}
+    return {**_EVERY, "vocab_size": 248_320, **named, **sizes, **attention, **recurrent, **context, **others}
+
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     # 43 million parameters in the proportions of the published sizes, which follow.
     "qwen3-40m": _qwen3(512, 1536, 10, 8, num_key_value_heads=4, vocab_size=6_400, torch_dtype="float32"),
+    # Mixtures of experts. The first one computes as many products a token as the shape above.
+    "qwen3-110m-a40m": _qwen3_moe(
+        512, 384, 10, 8, num_local_experts=16, num_experts_per_tok=4, num_key_value_heads=4, vocab_size=6_400,
+        torch_dtype="float32",
+    ),
+    "qwen3-30b-a3b": _qwen3_moe(
+        2048, 768, 48, 32, num_local_experts=128, num_experts_per_tok=8, num_key_value_heads=4
+    ),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32),
     "qwen3-8b": _qwen3(4096, 12288, 36, 32),
+    "qwen3.5-40m": _qwen3_5(
+        512, 1536, 8, 4, num_key_value_heads=2, linear_num_key_heads=8, linear_num_value_heads=8, vocab_size=6_400,
+        torch_dtype="float32",
+    ),
+    "qwen3.5-9b": _qwen3_5(
+        4096, 12_288, 32, 16, num_key_value_heads=4, linear_num_key_heads=16, linear_num_value_heads=32
+    ),
     "llama3.1-70b": _EVERY | {
         "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 128_256,
         "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,

@@ -21,6 +21,10 @@ Path = tuple[str, ...]
 Axes = tuple[str | None, ...]
 
 
+ROUTER = "router"
+"""The matrix that chooses the experts of a token, which no program rounds: products with it are float32."""
+
+
 class Declaring(nnx.Module):
     """A module whose parameters are listed in the order in which it declares them.
 
@@ -48,6 +52,7 @@ def parameter(
     quantisable: bool = False,
     in_body: bool = True,
     readout: bool = False,
+    mixer: str | None = None,
     pieces: tuple[tuple[int, int], ...] | None = None,
     file_rows: int | None = None,
 ) -> nnx.Param:
@@ -56,17 +61,19 @@ def parameter(
     Args:
       value: initial values, without an axis of layers.
       axes: logical axis of each dimension, see :data:`prb_jax.platform.sharding.RULES`.
-      hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer.
+      hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer; with
+        "{expert}" in it, the file has a tensor for each entry of the first axis, or one of all if it is not `turned`.
       turned: the file holds the last two axes the other way round.
       adaptable: low-rank adapters may be put beside it.
       quantisable: it may be held in eight bits.
       in_body: the name in the file starts with the prefix of the body.
       readout: it is part of the head that gives rewards: float32, and trained with ``tuning="head"``.
+      mixer: the way of mixing tokens (`layer_mixers` of the configuration) of the layers that have it; None for all.
       pieces, file_rows: see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,
-        readout=readout, pieces=pieces, file_rows=file_rows,
+        readout=readout, mixer=mixer, pieces=pieces, file_rows=file_rows,
     )  # fmt: skip
 
 

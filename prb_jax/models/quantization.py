@@ -174,11 +174,13 @@ def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = N
         if isinstance(matrix, Narrow):
             raise CheckpointError(f"layers/{name}: is quantised already")
         # A layer at a time: only one layer is ever in memory in float32.
-        narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), matrix[...])
-        declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable")}
+        narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=-2), matrix[...])
+        declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable", "mixer")}
         layers.projection = "adapted"
         setattr(layers, name, Narrow(narrow, suffix=form.suffix, **declared))
-        setattr(layers, f"{name}{form.suffix}", Scales(scales, axes=declared["axes"][1:]))
+        *experts, _, outputs = declared["axes"]
+        of_scales = {"axes": (*experts, outputs), "mixer": declared["mixer"]}
+        setattr(layers, f"{name}{form.suffix}", Scales(scales, **of_scales))
 
 
 def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:

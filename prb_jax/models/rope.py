@@ -163,6 +163,7 @@ def _parse_rope(
 
     rope_type = _rope_type(rope, family)
     known = _FIELDS[rope_type] | _EVERY_TYPE | (_OF_GROWTH if family.query_growth else set())
+    known |= set(family.unused_rope_fields)
     # Some tools write the original length beside types that do not use it; it changes nothing there.
     for key in sorted(set(rope.raw) - known - {_LENGTH}):
         if rope.raw[key] is not None:

@@ -1,8 +1,8 @@
 """Meshes and shardings: one table says which mesh axis holds which logical axis.
 
 Axes of the mesh, always all four: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
-layer by layer), ``sequence`` (the tokens of a stream split, for long profiles) and ``tensor`` (heads and mlp
-split). Streams are dealt over ``data`` and ``fsdp``.
+layer by layer), ``sequence`` (the tokens of a stream split, for long profiles) and ``tensor`` (heads, and the mlp or
+its experts, split). Streams are dealt over ``data`` and ``fsdp``.
 
 Slices of TPUs are joined by a network (DCN) that is much slower than the links within one. One axis crosses it:
 ``data``, over which scoring exchanges nothing but scores, and training one sum of gradients a microbatch; or
@@ -38,6 +38,7 @@ RULES: Mapping[str, tuple[str, ...] | None] = {
     "model": ("fsdp", "sequence"),
     "heads": ("tensor",),
     "mlp": ("tensor",),
+    "experts": ("tensor",),
     "vocab": ("tensor",),
 }
 
@@ -243,14 +244,18 @@ def sharding_of(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *,
     return NamedSharding(mesh, partition_spec(axes))
 
 
-def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:
+def check_heads(mesh: Mesh, *, heads: Mapping[str, int]) -> None:
     """Heads are split whole.
 
+    Args:
+        mesh: devices.
+        heads: numbers of heads, by the fields of the configuration.
+
     Raises:
-        MeshError: the tensor axis does not divide the number of heads or of kv heads.
+        MeshError: the tensor axis does not divide one of these numbers.
     """
     tensor = mesh.shape["tensor"]
-    for name, count in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads)):
+    for name, count in heads.items():
         if count % tensor:
             raise MeshError(f"mesh axis tensor={tensor} does not divide {name}={count}")
 

@@ -240,9 +240,12 @@ def stream_batches(
         )
 
 
-def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], ...]:
     """Return the shapes by which the programs of batches are told apart."""
-    return np.shape(batch.tokens), np.shape(batch.reads if isinstance(batch, StreamBatch) else batch.lengths)
+    if not isinstance(batch, StreamBatch):
+        return np.shape(batch.tokens), np.shape(batch.lengths)
+    chunks = () if batch.chunks is None else (np.shape(batch.chunks.read),)
+    return np.shape(batch.tokens), np.shape(batch.reads), *chunks
 
 
 def stream_options(
@@ -255,6 +258,7 @@ def stream_options(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
+        taps=config.taps,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
     return attention.shaped(options)

@@ -262,7 +262,7 @@ def _check_alike(policy: RewardModel, reference: RewardModel) -> None:
         raise CheckpointError(f"--reference {reference.name}: {reason}")
 
     def shaped(config: DecoderConfig) -> tuple[Any, ...]:
-        return config.sliding_window, config.num_attention_heads, config.head_dim
+        return config.sliding_window, config.taps, config.num_attention_heads, config.head_dim
 
     if policy.streams != reference.streams or shaped(policy.decoder) != shaped(reference.decoder):
         raise CheckpointError(

@@ -277,7 +277,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     reader, prompts = open_reader(opened)
     config, mesh, dtype = opened.body.config, opened.mesh, jnp.dtype(opened.dtype)
     quantize = opened.options.quantize
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(mesh, heads=config.head_counts)
     if quantize is not None:
         get("quantisation", "form").value(quantize, mesh=mesh)
     shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)

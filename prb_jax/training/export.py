@@ -18,9 +18,10 @@ from jax.sharding import Mesh
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.checkpoints.hf_map import LeafMap, leaf_maps
 from prb_jax.models.checkpoints.save import save_params
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
+from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
 from prb_jax.models.model import abstract_model
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
@@ -80,9 +81,12 @@ def export_adapter(
 ) -> None:
     """Writes the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
-    Arguments and errors are those of :func:`export_model`; `params` must have adapters.
+    Arguments and errors are those of :func:`export_model`; `params` must have adapters. Adapters of experts are a
+    RunError.
     """
     lora = settings.lora
+    if refusal := adapter_refusal(start.config, lora):
+        raise RunError(refusal)
     layers = abstract_model(start.config, layers=tuple(params["layers"])).layers
     declared = {name: each for name, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
     factors = {name: params["layers"][name] for name in declared}
@@ -135,6 +139,17 @@ def export_adapter(
     on_first_process(lambda: write_whole(folder, write))
 
 
+def adapter_refusal(config: DecoderConfig, lora: LoraConfig) -> str:
+    """Return why adapters of a model cannot be exported for PEFT; "" if they can."""
+    experts = {"gate", "up", "gate_up", "down"} & {*lora.targets} if config.experts is not None else ()
+    if not experts:
+        return ""
+    return (
+        f"lora.targets: {', '.join(sorted(experts))} are matrices of each expert, for which PEFT has no module; "
+        "export the whole model, or train adapters of q, k, v and o"
+    )
+
+
 def _peft_factors(
     leaves: Sequence[LeafMap], factors: Mapping[str, Any], layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -152,8 +167,10 @@ def _peft_factors(
     whole = np.zeros((leaves[0].file_shape[0], rank * len(pairs)), np.float32)
     for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):
         assert leaf.pieces is not None
-        start, stop = leaf.pieces[0]
-        whole[start:stop, number * rank : (number + 1) * rank] = b
+        done = 0
+        for start, stop in leaf.pieces:
+            whole[start:stop, number * rank : (number + 1) * rank] = b[done : done + stop - start]
+            done += stop - start
     return np.concatenate([a for a, _ in pairs]), whole
 
 

@@ -58,18 +58,23 @@ class LossParts:
     # reward_min, reward_max: over their responses; +inf and -inf before the first one
     reward_min: jax.Array
     reward_max: jax.Array
+    expert_loads: jax.Array | None = None  # of a mixture, see :func:`load_balance`
 
     def __add__(self, other: LossParts) -> LossParts:
         values = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in dataclasses.fields(LossParts)
+            if getattr(self, field.name) is not None
         }
         values["reward_min"] = jnp.minimum(self.reward_min, other.reward_min)
         values["reward_max"] = jnp.maximum(self.reward_max, other.reward_max)
         return LossParts(**values)
 
     def means(self) -> dict[str, jax.Array]:
-        """loss (weighted), accuracy, margin, reward_mean, reward_std, reward_min, reward_max, comparisons."""
+        """loss (weighted), accuracy, margin, reward_mean, reward_std, reward_min, reward_max, comparisons.
+
+        Of a mixture of experts also :func:`load_balance`.
+        """
         count = jnp.maximum(self.count, 1.0)
         responses = jnp.maximum(self.reward_count, 1.0)
         mean = self.reward_sum / responses
@@ -82,7 +87,22 @@ class LossParts:
             "reward_min": self.reward_min,
             "reward_max": self.reward_max,
             "comparisons": self.count,
+            **({} if self.expert_loads is None else load_balance(self.expert_loads)),
         }
+
+
+def load_balance(loads: jax.Array) -> dict[str, jax.Array]:
+    """How evenly tokens are spread over the experts of a mixture, from loads float32 [L, E].
+
+    Returns:
+        busiest_expert: tokens of the busiest expert of a layer over the mean of its experts, the mean over layers; 1
+            is even. idle_experts: share of experts that got no token.
+    """
+    even = jnp.maximum(loads.mean(axis=-1), 1e-9)
+    return {
+        "busiest_expert": jnp.mean(loads.max(axis=-1) / even),
+        "idle_experts": jnp.mean((loads == 0).astype(jnp.float32)),
+    }
 
 
 def comparison_loss(

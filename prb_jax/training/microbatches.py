@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
 from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
@@ -22,7 +23,7 @@ from prb_jax.training.losses import Extras
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, CHUNK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
@@ -154,12 +155,18 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     queries, keys = (
         heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
-    numbers = {
-        "none": 6 * config.hidden_size + 4 * queries + 6 * keys + 4 * config.intermediate_size,
-        "dots": 4 * config.hidden_size + 2 * queries + 2 * keys + 2 * config.intermediate_size,
+    others = {
+        "none": 6 * config.hidden_size + 4 * config.active_mlp,
+        "dots": 4 * config.hidden_size + 2 * config.active_mlp,
         "full": config.hidden_size,
-    }
-    return 4 * config.num_hidden_layers * numbers[remat]
+    }[remat]
+    mixing = {ATTENTION: {"none": 4 * queries + 6 * keys, "dots": 2 * queries + 2 * keys, "full": 0}[remat]}
+    if (sizes := config.recurrence) is not None:
+        channels = sum(sizes.widths.values()) + sizes.widths["v"]
+        # Of each chunk a few matrices of CHUNK x CHUNK a head, and the state before it.
+        of_chunk = sizes.value_heads * (6 * CHUNK + sizes.key_dim * sizes.value_dim // CHUNK)
+        mixing[RECURRENT] = {"none": 8 * channels + of_chunk, "dots": 2 * channels, "full": 0}[remat]
+    return 4 * sum(others + mixing[mixer] for mixer in config.layer_mixers)
 
 
 def labelled(

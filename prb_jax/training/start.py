@@ -205,7 +205,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
 
 
 def _shardings(config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(mesh, heads=config.head_counts)
     return parameter_shardings(abstract_params(config), mesh, config=config)
 
 

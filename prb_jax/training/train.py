@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +238,13 @@ def make_reward_step(
         inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
     ) -> tuple[jax.Array, LossParts]:
         prompts = method.soft_prompts(inputs[USER])
-        rewards = model.rewards(inputs[WEIGHTS], frozen, batch, prompts=prompts, differentiated=True)
+        loads: list[jax.Array] = []
+        rewards = model.rewards(
+            inputs[WEIGHTS], frozen, batch, prompts=prompts, differentiated=True, loads=loads
+        )
         parts = comparison_loss(**extras.by_comparison(rewards), config=settings.loss)
+        if loads:
+            parts = replace(parts, expert_loads=loads[0])
         return parts.loss_sum, parts
 
     return make_train_step(

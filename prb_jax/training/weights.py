@@ -136,8 +136,8 @@ def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> opt
 
 
 def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Which leaves of a nested dict of parameters decay: matrices, and no norms and biases."""
-    spared = ("norm", "bias", "scale")  # those of stacked layers are matrices too
+    """Which leaves of a nested dict of parameters decay: matrices, and no norms, biases, sinks and decays."""
+    spared = ("norm", "bias", "scale", "sinks", "log_decay")  # those of stacked layers are matrices too
     return {
         name: decay_mask(leaf) if isinstance(leaf, Mapping) else leaf.ndim > 1 and not name.endswith(spared)
         for name, leaf in tree.items()
@@ -184,7 +184,8 @@ class TrainedModel:
 
     # all parameters -> (those that are trained, the others)
     split: Callable[[Params], tuple[Params, Params]]
-    # (trained, frozen, batch, `prompts` of the users of the step or None, `differentiated` where gradients are taken)
+    # (trained, frozen, batch, `prompts` of the users of the step or None, `differentiated` where gradients are taken,
+    # `loads`, a list that gains the tokens of each expert of a mixture)
     # -> rewards float32, [S, M] of streams or [S] of sequences
     rewards: Callable[..., jax.Array]
     trained: Params  # shapes of what is trained
@@ -224,10 +225,14 @@ def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mes
         *,
         prompts: jax.Array | None,
         differentiated: bool,
+        loads: list[jax.Array] | None = None,
     ) -> jax.Array:
         through = differentiated and ("layers" in trained or prompts is not None)
         params = merge(trained, frozen)
-        logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
+        counted = None if config.experts is None else loads
+        logits = score_stream(
+            params, batch, soft_prompts=prompts, differentiated=through, loads=counted, **options
+        )
         return logits[..., 0]
 
     trained, frozen = jax.eval_shape(split, abstract_params(config))

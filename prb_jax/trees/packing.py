@@ -49,6 +49,7 @@ class StreamOptions:
     block: int = BLOCK  # tokens of a block of queries
     parts: int = 1  # in which a mesh's axis `sequence` splits the queries of a stream
     window: int | None = None  # of the model's sliding layers, if it has any
+    taps: int | None = None  # of the causal convolutions of the model's recurrent layers, if it has any
     kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
     keys: KeyLayout | None = None
     """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.kernel_tables`."""

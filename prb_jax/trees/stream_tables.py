@@ -15,6 +15,9 @@ from prb_jax.errors import short_repr
 BLOCK = 128
 """Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
 
+CHUNK = 64
+"""Most tokens of a chunk of a recurrent layer: longer ones have fewer steps, and more products within each."""
+
 
 def round_up(size: int, multiple: int) -> int:
     """Return the least multiple that is not below the size."""

@@ -27,6 +27,7 @@ from prb_jax.trees.stream_tables import BlockTable, block_table
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
+    from prb_jax.trees.chunk_tables import ChunkTable
     from prb_jax.trees.kernel_tables import KeyTable, StepTable
 
 
@@ -49,6 +50,7 @@ class StreamBatch:
     """Which blocks meet in attention, for a program, as the steps of a kernel, or as the keys that one is given."""
     window_blocks: BlockTable | StepTable | KeyTable | None
     """The same in layers with a sliding window; None for a model without any too."""
+    chunks: ChunkTable | None = None  # in which recurrent layers run; None for a model without any
     places: np.ndarray | jax.Array | None = None
     """[B, K], of each response of B trees which of the S * M read places is its own; a response that a tree does not
     have has any. None where scores are wanted of the read places as they lie."""
@@ -77,8 +79,8 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     empty = PackedStream(shape, (), (), 0)
     streams = [*packed, *[empty] * (options.streams - len(packed))]
     laid = [_lay(trees, stream) for stream in streams]
-    arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
-    used = np.asarray([tokens for _, tokens in laid])
+    arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, *_ in laid]) for name in laid[0][0]}
+    used = np.asarray([tokens for _, tokens, _ in laid])
 
     def table(window: int | None) -> BlockTable | StepTable | KeyTable:
         until, positions = arrays["until"], arrays["positions"]
@@ -88,7 +90,14 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
         return block_table(until, positions, used, window=window)
 
     in_window = None if options.window is None else table(options.window)
-    return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window)
+    chunks = None
+    if options.taps is not None:
+        ends = np.zeros(arrays["tokens"].shape, bool)
+        for row, (_, _, conversations) in enumerate(laid):
+            ends[row, arrays["ends"][row, :conversations]] = True
+        cut = get("recurrent layers", "chunks").value
+        chunks = cut(arrays["previous"], ends, used, taps=options.taps)
+    return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window, chunks=chunks)
 
 
 def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
@@ -103,8 +112,8 @@ def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
     return places
 
 
-def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int]:
-    """The arrays of one stream, and how many tokens it has."""
+def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int, int]:
+    """The arrays of one stream, and how many tokens and conversations it has."""
     shape = stream.shape
     count = sum(len(trees[index].responses) for index in stream.members)
     if stream.tokens > shape.tokens or count > shape.reads:
@@ -165,4 +174,4 @@ def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndar
     arrays = {
         "tokens": tokens, "positions": positions, "until": until, "previous": previous, "reads": reads, "ends": ends,
     }  # fmt: skip
-    return arrays, at
+    return arrays, at, read

@@ -116,13 +116,14 @@ def test_bfloat16_activations_give_float32_scores() -> None:
     assert 0 < float(jnp.abs(narrow - wide).max()) < 0.1
 
 
-@pytest.mark.parametrize("family", sweep(["qwen3", "gemma2"], few=(1,)))
+@pytest.mark.parametrize("family", sweep(["qwen3", "gemma2", "qwen3_5"], few=(1,)))
 def test_gradients_are_finite_and_reach_every_parameter(family: str, tmp_path) -> None:
     """With a stream of padding only, windows, soft-caps and mixed layers."""
     config = family_config(family, tmp_path)
     params = init_params(config, seed=1)
     trees = [build_tree([[*range(5, 40), 7, 8, 9], [*range(5, 40), 10, 11]])]
-    batch = packed_batch(trees, options=StreamOptions(tokens=128, streams=2, window=config.sliding_window))
+    options = StreamOptions(tokens=128, streams=2, window=config.sliding_window, taps=config.taps)
+    batch = packed_batch(trees, options=options)
 
     def loss(params):
         scores = read_trees(params, batch, config=config, dtype=jnp.float32)[..., 0]
@@ -138,7 +139,11 @@ def test_the_number_of_layers_does_not_change_the_program() -> None:
     """Layers are scanned: the text of the program is as long for eight as for two."""
 
     def length(layers: int) -> int:
-        kinds = {"layer_windows": (False,) * layers, "layer_rotates": (True,) * layers}
+        kinds: dict[str, tuple[object, ...]] = {
+            "layer_windows": (False,) * layers,
+            "layer_rotates": (True,) * layers,
+        }
+        kinds["layer_mixers"] = SMALL.layer_mixers[:1] * layers
         config = dataclasses.replace(SMALL, num_hidden_layers=layers, **kinds)
         params = abstract_params(config)
         lowered = jax.jit(lambda p: read_trees(p, BATCH, config=config, dtype=jnp.float32)).lower(params)

@@ -111,21 +111,25 @@ def test_biases_and_adapters_are_added_to_it() -> None:
 
 def scores(params: dict[str, Any], config: Any) -> np.ndarray:
     run = jax.jit(read_trees, static_argnames=("config", "dtype"))
-    batch = packed_batch(random_trees(3), window=config.sliding_window)
+    batch = packed_batch(random_trees(3), window=config.sliding_window, taps=config.taps)
     return np.asarray(run(params, batch, config=config, dtype=jnp.dtype(jnp.float32)))
 
 
 def dequantised(params: dict[str, Any]) -> dict[str, Any]:
     layers = dict(params["layers"])
-    for name in LoraConfig.targets:
+    for name in [name.removesuffix("_weight_scale") for name in layers if name.endswith("_weight_scale")]:
         scale = layers.pop(f"{name}_weight_scale")
-        layers[name] = np.asarray(layers[name], np.float32) * np.asarray(scale)[:, None, :]
+        layers[name] = np.asarray(layers[name], np.float32) * np.asarray(scale)[..., None, :]
     return {**params, "layers": layers}
 
 
 # Biases of attention and of the mlp; norms of queries and keys; four norms, windows and soft caps.
 @pytest.mark.parametrize(
-    "family", sweep(["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3"], few=(2, 4))
+    "family",
+    sweep(
+        ["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_5"],
+        few=(2, 4, 5, 6, 7),
+    ),
 )
 def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) -> None:
     folder = write_tiny_model(tmp_path, family)

@@ -30,7 +30,28 @@ def transformers_gradients(
     model = _model(folder, dtype="float32", attention="eager")
     total = sum(_logits(model, sequence)[0] * float(factor) for sequence, factor in zip(sequences, factors))
     total.backward()
-    return {name: weight.grad.numpy() for name, weight in model.named_parameters()}
+    gradients = {name: weight.grad.numpy() for name, weight in model.named_parameters()}
+    return dict(
+        pair
+        for name, gradient in gradients.items()
+        for pair in _as_saved(name, gradient, model.config.model_type)
+    )
+
+
+def _as_saved(name: str, value: np.ndarray, family: str) -> list[tuple[str, np.ndarray]]:
+    """A parameter as transformers saves it: those of all experts of a layer as one for each."""
+    if family == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    layer, _, matrix = name.rpartition(".experts.")
+    if not layer or family not in ("mixtral", "qwen2_moe", "qwen3_moe"):
+        return [(name, value)]
+    names = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    found = []
+    for number, one in enumerate(value):
+        parts = np.split(one, 2) if matrix == "gate_up_proj" else [one]
+        for key, part in zip(names[:2] if matrix == "gate_up_proj" else names[2:], parts, strict=True):
+            found.append((f"{layer}.experts.{number}.{key}.weight", part))
+    return found
 
 
 def _model(folder: Path, *, dtype: str, attention: str) -> Any:

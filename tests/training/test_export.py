@@ -80,13 +80,32 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
     assert len(tensors) == 1 + 2 * 7 * 2
 
 
-def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "targets", "ranks"),
+    [
+        (
+            {"architectures": ["Phi3ForSequenceClassification"], "model_type": "phi3"},
+            ("q", "v", "up", "down"),
+            {"qkv_proj": 4, "gate_up_proj": 2},
+        ),
+        (
+            {
+                "architectures": ["Qwen3_5TextForSequenceClassification"], "model_type": "qwen3_5_text",
+                "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            },
+            ("q", "q_gate", "down", "delta_q", "delta_k", "delta_v", "delta_b", "delta_o"),
+            {"q_proj": 4, "in_proj_qkv": 6},
+        ),
+    ],
+    ids=["phi3", "qwen3_5"],
+)  # fmt: skip
+def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(changes, targets, ranks, tmp_path):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForSequenceClassification
 
-    changes = {"architectures": ["Phi3ForSequenceClassification"], "model_type": "phi3"}
     base = write_model(tmp_path / "base", **changes)
-    chosen = {"steps": 2, "lora__rank": 2, "lora__targets": ("q", "v", "up", "down"), "tuning": "lora"}
+    chosen = {"steps": 2, "lora__rank": 2, "lora__targets": targets, "tuning": "lora"}
     data = write_rows(tmp_path / "pairs.jsonl", rows(16))
     run = train(
         config(base, data, **chosen, optimizer__learning_rate=0.03), out=tmp_path / "run", progress=False
@@ -95,7 +114,7 @@ def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(tmp_pa
     ids = [tree.sequence(k) for tree in rm.encode(pairs) for k in range(2)]
     folder = convert(run.out, tmp_path / "adapter", adapter=True)
     described = json.loads((folder / "adapter_config.json").read_text())
-    assert described["rank_pattern"] == {"qkv_proj": 4, "gate_up_proj": 2}
+    assert described["rank_pattern"] == ranks
     theirs = peft.PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base), folder
     ).eval()

@@ -334,7 +334,7 @@ def bare_policy(opened: OpenedModel, *, mesh: Mesh, draws_on: Mesh, lora_scale: 
       MeshError: the mesh does not divide its heads.
     """
     config, chat = opened.decoder.config, opened.chat()
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(mesh, heads=config.head_counts)
     return Policy(
         name=opened.name,
         stop_ids=read_stop_ids(opened.folder.path, chat, raw=config.original),

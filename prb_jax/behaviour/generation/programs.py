@@ -35,8 +35,10 @@ from prb_jax.models.cache import (
 )
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.parameter import ROUTER
 from prb_jax.platform.sharding import MESH_AXES, check_heads, meet, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
 from prb_jax.trees.in_order import length_step
@@ -67,7 +69,7 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
         sizes = (shape.devices // tensor, 1, 1, tensor)
         split = Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types)
         try:
-            check_heads(split, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+            check_heads(split, heads=config.head_counts)
             parameter_shardings(abstract, split, config=config)
         except MeshError:
             continue
@@ -96,7 +98,9 @@ def placing_program(program: Program, params: Any) -> Any:
             name: params[name].astype(program.dtype) for name in ("embed", "lm_head") if name in params
         }
         layers = {
-            name: leaf.astype(program.dtype) if leaf.ndim == 3 and leaf.dtype == jnp.float32 else leaf
+            name: leaf.astype(program.dtype)
+            if leaf.ndim > 2 and name != ROUTER and leaf.dtype == jnp.float32
+            else leaf
             for name, leaf in params["layers"].items()
         }
         return {**params, **matrices, "layers": layers}
@@ -358,10 +362,15 @@ def program_shardings(program: Program, guidance: Guidance | None = None) -> tup
     batch: Any = NamedSharding(program.mesh, partition_spec(("batch",)))
 
     def caches(of: Program) -> tuple[PrefixCache, SuffixCache]:
-        layers, mesh = of.config.num_hidden_layers, of.mesh
+        mixers, mesh = of.config.layer_mixers, of.mesh
+        layers, states = mixers.count(ATTENTION), mixers.count(RECURRENT)
         prefix: Any = (NamedSharding(mesh, partition_spec(("batch", "heads", "tokens"))),) * layers
-        suffix: Any = (NamedSharding(mesh, partition_spec(("batch", None, "heads"))),) * layers
-        return PrefixCache(prefix, prefix, batch), SuffixCache(suffix, suffix, batch)
+        suffix: Any = NamedSharding(mesh, partition_spec(("batch", None, "heads")))
+        state: Any = (NamedSharding(mesh, partition_spec(("batch", "heads"))),) * states
+        return (
+            PrefixCache(prefix, prefix, batch, state),
+            SuffixCache((suffix,) * layers, (suffix,) * layers, batch, (suffix,) * states),
+        )
 
     of_policy, of_reward = caches(program), (None, None) if guidance is None else caches(guidance.reward)
     names = ("next", "numbers", "seen", "done", "tokens", "logprobs", "sampled_logprobs")

@@ -57,10 +57,14 @@ def model_streams(program: Program, *, longest: int, response: int = 1) -> Strea
     return options if options.keys is None else with_key_layout(options, KeyLayout.of(longest, response))
 
 
-def place_streams(batch: StreamBatch, mesh: Mesh) -> StreamBatch:
-    """Return a batch of the host on the devices, without read places: streams of one length have one program."""
+def place_streams(batch: StreamBatch, mesh: Mesh, *, prompts: int = 0) -> StreamBatch:
+    """Return a batch of the host on the devices, without read places: streams of one length have one program.
+
+    Recurrent layers keep the states at the ends of ``prompts`` conversations of each stream, or a few more.
+    """
     none = np.zeros((len(batch.tokens), 0), np.int32)
-    batch = replace(batch, reads=none, ends=none)
+    kept = 0 if batch.chunks is None or not prompts else 1 << (prompts - 1).bit_length()
+    batch = replace(batch, reads=none, ends=batch.ends[:, :kept])
     return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(mesh, x.ndim)), batch)
 
 
@@ -85,6 +89,7 @@ class _Found:
     """A prompt in the streams that were read last."""
 
     stream: int
+    end: int  # its number among the prompts that end in the stream
     places: np.ndarray  # int64, of its tokens
 
     __repr__ = short_repr
@@ -138,14 +143,17 @@ class PromptPacker:
         batch = make_stream_batch(self._trees, streams, self._options)
         until, ends = np.asarray(batch.until), np.asarray(batch.ends)
         self._found = {}
+        most = 0
         for row, stream in enumerate(streams):
-            last = iter(ends[row])
+            number = 0
             for member in stream.members:
                 # What its last token sees is the prompt.
-                end = next(last) if self._trees[member].responses else -1
+                end = ends[row, number] if self._trees[member].responses else -1
                 places = np.flatnonzero(until[row, : end + 1] > end)
-                self._found[self._numbers[member]] = _Found(row, places)
-        return place_streams(batch, self._mesh)
+                self._found[self._numbers[member]] = _Found(row, number, places)
+                number += len(self._trees[member].responses)
+            most = max(most, number)
+        return place_streams(batch, self._mesh, prompts=most)
 
     def ready(self, trees: Mapping[int, int]) -> dict[int, int]:
         """Return of each part the first of these trees whose prompt its stream holds, with the prompt's number."""
@@ -165,12 +173,14 @@ class PromptPacker:
         shape = len(parts), max(map(len, parts))
         places, lengths = np.zeros((*shape, self._columns), np.int32), np.zeros(shape, np.int32)
         to, numbers = np.full(shape, self._in_a_part, np.int32), np.full(shape, -1)
+        ends = np.zeros(shape, np.int32)
         for row, part in enumerate(parts):
             for k, (within, number) in enumerate(part):
                 found = self._found[number].places
                 places[row, k, self._columns - len(found) :] = found
                 lengths[row, k], to[row, k], numbers[row, k] = len(found), within, number
-        return Moves(places, lengths, to), numbers
+                ends[row, k] = self._found[number].end if len(found) else 0
+        return Moves(places, lengths, to, ends), numbers
 
 
 class PromptReader(Generic[Held]):
@@ -241,7 +251,10 @@ class Reader:
 def reading_program(program: Program) -> Any:
     """Return the jitted :func:`prb_jax.models.cache.read_stream` of a model: the same one for equal programs."""
     split: Any = NamedSharding(program.mesh, partition_spec((None, "batch", "tokens", "heads")))
-    return jax.jit(program.read, out_shardings=StreamCache(split, split))
+    states: Any = None
+    if program.config.recurrence is not None:
+        states = NamedSharding(program.mesh, partition_spec((None, "batch", None, "heads")))
+    return jax.jit(program.read, out_shardings=StreamCache(split, split, states))
 
 
 def new_prompts(

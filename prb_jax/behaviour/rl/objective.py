@@ -39,6 +39,7 @@ from prb_jax.models.head import LINEAR, LanguageHead, dense
 from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
+from prb_jax.models.parameter import ROUTER
 from prb_jax.platform.sharding import constrainer
 from prb_jax.training.step import TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
@@ -102,7 +103,7 @@ class Actor:
         if settings.tuning == "full" and settings.algorithm != "sft":
             # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
             layers = {
-                name: leaf.astype(self.dtype) if leaf.ndim == 3 else leaf
+                name: leaf.astype(self.dtype) if leaf.ndim > 2 and name != ROUTER else leaf
                 for name, leaf in params["layers"].items()
             }
             frozen = {**params, "layers": layers}

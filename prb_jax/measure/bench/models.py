@@ -54,7 +54,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
     """Return a reward model without a tokenizer: token ids go in."""
     config = source if isinstance(source, DecoderConfig) else load_config(source)
     devices, quantize = make_mesh(options.mesh), options.quantize
-    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(devices, heads=config.head_counts)
     chosen = options.dtype or config.default_dtype
     kind = jnp.dtype(chosen)
     form = None if quantize is None else quantization_form(quantize, mesh=devices)
@@ -97,7 +97,7 @@ def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy
         config = replace(source, head=LanguageHead(True, source.final_logit_softcapping))
         devices, chosen = make_mesh(options.mesh), options.dtype or source.default_dtype
     kind = jnp.dtype(chosen)
-    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(devices, heads=config.head_counts)
     shardings = parameter_shardings(abstract_params(config), devices, config=config)
     if isinstance(source, Path):
         params = load_params(source, config, dtype=kind, shardings=shardings).params

@@ -15,6 +15,8 @@ Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
 _WEIGHTS = {
     "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9, "qwen3-8b": 8.2e9,
 }  # fmt: skip
+# Mixtures of experts: weights that a token goes through, and all.
+_MIXTURES = {"qwen3-110m-a40m": (0.04e9, 0.11e9), "qwen3-30b-a3b": (3.3e9, 30.5e9)}
 _SMALLEST_TRAINED = "qwen3-0.6b"
 _QUESTIONS = 15  # of a whole user
 _START = 25.0  # seconds until a command is ready to measure, compiling included
@@ -102,6 +104,8 @@ def plan_rows(
     plan.parity("auto")
     for count, size in pairs.items():
         plan.score(f"score-k{count}", scored, count, size, rival="transformers-cached")
+    if on_cpu and model is None:
+        plan.score("score-k16-recurrent", "qwen3.5-40m", 16, 2, rival="transformers")
     plan.score("score-users", scored, 2, 2 * _QUESTIONS, users=True, rival="transformers-cached")
     plan.parity("auto", training=True)
     steps = 4 if on_cpu else 8 * machine.count
@@ -124,6 +128,10 @@ def plan_rows(
     if model is None:
         size = 2 if on_cpu else 4 * pairs[2]
         plan.score("score-k2-0.6b", "qwen3-0.6b", 2, size, rival="transformers-cached")
+        plan.parity("auto", mixture=True)
+        plan.score("score-k2-moe", plan.mixture("score"), 2, pairs[2], mixture=True)
+        plan.parity("auto", training=True, mixture=True)
+        plan.train("train-lora-moe", plan.mixture("lora"), "lora", steps, mixture=True)
     if not on_cpu:
         plan.parity("auto", dtype="float32")
     return plan.rows
@@ -153,13 +161,21 @@ class _Plan:
         fitting = [name for name, size in _WEIGHTS.items() if size * _BYTES_OF[use] <= memory]
         return self.shape(fitting[-1] if fitting else "qwen3-40m")
 
-    def parity(self, attention: str, *, training: bool = False, dtype: str | None = None) -> None:
+    def mixture(self, use: str) -> str:
+        """The largest mixture of experts that all devices together hold for a use."""
+        memory = self.machine.memory_bytes * self.machine.count
+        fitting = [name for name, (_, size) in _MIXTURES.items() if size * _BYTES_OF[use] <= memory]
+        return next(iter(_MIXTURES)) if self.on_cpu or not fitting else fitting[-1]
+
+    def parity(
+        self, attention: str, *, training: bool = False, mixture: bool = False, dtype: str | None = None
+    ) -> None:
         """A check of scores; or of a loss too."""
         kind = dtype or self.dtype
         flags = {"dtype": kind, "attention": attention, **({"training": True} if training else {})}
-        name = f"{'train-parity' if training else 'parity'}-{kind}-{attention}"
+        name = f"{'train-parity' if training else 'parity'}{'-moe' if mixture else ''}-{kind}-{attention}"
         # A CPU computes the oracle: a small model, with the head size of the larger ones.
-        model = self.shape("qwen3-40m")
+        model = self.shape("qwen3-110m-a40m" if mixture else "qwen3-40m")
         self._add(name, "parity", model, flags, rival="transformers", weights="reward", work=0)
 
     def score(
@@ -171,6 +187,7 @@ class _Plan:
         *,
         attention: str = "auto",
         users: bool = False,
+        mixture: bool = False,
         **more: Any,
     ) -> None:
         """Scoring of comparisons."""
@@ -179,7 +196,8 @@ class _Plan:
         flags |= ({} if attention == "auto" else {"attention": attention}) | {"rounds": self.rounds}
         people = pairs // _QUESTIONS if users else pairs
         work = people * self.prefix + pairs * responses * self.response
-        self._add(name, "score", model, flags, work=work, needs=f"parity-{self.dtype}-{attention}", **more)
+        needs = f"parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
+        self._add(name, "score", model, flags, work=work, needs=needs, **more)
 
     def train(
         self,
@@ -190,6 +208,7 @@ class _Plan:
         *,
         attention: str = "auto",
         users: int = 1,
+        mixture: bool = False,
         **more: Any,
     ) -> None:
         """Steps of training."""
@@ -198,7 +217,7 @@ class _Plan:
         flags |= {} if attention == "auto" else {"attention": attention}
         flags |= ({} if self.on_cpu else {"remat": "full"}) | {"rounds": self.rounds}
         work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
-        needs = f"train-parity-{self.dtype}-{attention}"
+        needs = f"train-parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
         self._add(name, "train", model, flags, work=work, needs=needs, **more)
 
     def sample(self, name: str, model: str, samples: int) -> None:
@@ -244,7 +263,8 @@ class _Plan:
         absent = None if rival is None else self.missing.get(rival)
         beside = None if absent and not only_beside else rival
         passes = 1 + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
-        flops = 2 * _WEIGHTS.get(model, 0.0) * work * _ATTENTION * passes
+        weights = _MIXTURES[model][0] if model in _MIXTURES else _WEIGHTS.get(model, 0.0)
+        flops = 2 * weights * work * _ATTENTION * passes
         peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
         shares_gpu = self.machine.platform == "gpu" and beside
         row = BenchRow(

@@ -169,7 +169,7 @@ def _planned(
     )
 
 
-def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0) -> float:
+def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0, share: float = 1.0) -> float:
     """FLOPs of all matrix products that a traced program runs, on all chips together.
 
     Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
@@ -178,9 +178,10 @@ def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0) -> floa
     Args:
       steps: how often a loop runs, or a side of a kernel's grid, whose length is data.
       int8: what an operation of a product of int8 factors counts.
+      share: of the rows of all experts that a device computes, as it holds some of the experts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    within, total = partial(executed_flops, steps=steps, int8=int8), 0.0
+    within, total = partial(executed_flops, steps=steps, int8=int8, share=share), 0.0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
@@ -189,12 +190,18 @@ def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0) -> floa
             weight = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
             inner = math.prod(left[i] for i in contracted)
             total += 2.0 * weight * math.prod(equation.outvars[0].aval.shape) * inner
+        elif name == "ragged_dot_general":
+            left, right, _ = (variable.aval for variable in equation.invars)
+            weight = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
+            total += 2.0 * weight * share * math.prod(left.shape) * right.shape[-1]
         elif name == "cond":
             total += max(map(within, parameters["branches"]))
         else:
             lists = (value if isinstance(value, tuple | list) else (value,) for value in parameters.values())
             values = chain.from_iterable(lists)
             inner = [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
+            if name == "shard_map":
+                within = partial(within, share=1.0 / dict(parameters["mesh"].shape).get("tensor", 1))
             total += sum(map(within, inner)) * _runs(name, parameters, steps)
     return total
 
@@ -214,7 +221,7 @@ def _runs(name: str, parameters: dict[str, Any], steps: float) -> float:
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    check_heads(mesh, heads=config.head_counts)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
         axes = f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}"

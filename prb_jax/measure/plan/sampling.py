@@ -21,6 +21,7 @@ from prb_jax.measure.plan.streams import BatchShape
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import RECURRENT
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import parameter_shardings
@@ -121,7 +122,8 @@ def sampling_program(
         "watched": small(shape.batch, shape.responses, of=jnp.bool_),
     }
     shown = placed((prompts, rows), shardings)
-    of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
+    caches = ((part.cache.keys, part.cache.values, part.cache.recurrent) for part in shown)
+    of_prompts, of_rows = map(bytes_per_chip, caches)
     arguments = (placed(weights, parameter_shardings(weights, mesh, config=policy)), *shown)
     attention = choose_attention(mesh, kind, sampler.attention, config=policy).name
     flops = step_flops(policy, shape)
@@ -130,9 +132,18 @@ def sampling_program(
 
 
 def step_flops(config: DecoderConfig, shape: BatchShape) -> float:
-    """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample."""
+    """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample.
+
+    Recurrent layers read the state of the prompt twice, and the updates of the sample.
+    """
     head, length = 2.0 * config.hidden_size * config.vocab_size, shape.prefix + shape.response_length
-    windows = (config.sliding_window if slides else None for slides in config.layer_windows)
-    seen = sum(length if window is None else min(length, window) for window in windows)
-    attention = 4.0 * config.num_attention_heads * config.head_dim * seen
-    return shape.batch * shape.responses * (matrix_flops_per_token(config) + head + attention)
+    mixing = 0.0
+    for slides, mixer in zip(config.layer_windows, config.layer_mixers, strict=True):
+        if (sizes := config.recurrence) is not None and mixer == RECURRENT:
+            of_sample = (sizes.key_dim + sizes.value_dim) * shape.response_length
+            mixing += 4.0 * sizes.value_heads * (sizes.key_dim * sizes.value_dim + of_sample)
+            continue
+        window = config.sliding_window if slides else None
+        seen = length if window is None else min(length, window)
+        mixing += 4.0 * config.num_attention_heads * config.head_dim * seen
+    return shape.batch * shape.responses * (matrix_flops_per_token(config) + head + mixing)

@@ -14,6 +14,7 @@ from prb_jax.errors import MeshError
 from prb_jax.models.attention.batched import steps_of_rounds
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION
 from prb_jax.models.flops import stream_flops
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.platform.sharding import batch_sharding, mesh_shape
@@ -148,6 +149,8 @@ def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float
     heads = config.num_attention_heads // mesh.shape["tensor"]
     if isinstance(table, StepTable):
         steps = float(np.asarray(table.counts)[..., 0].max())
-        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.num_hidden_layers
+        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.layer_mixers.count(
+            ATTENTION
+        )
     assert isinstance(table, BlockTable)
     return steps_of_rounds(np.asarray(table.counts), heads, parts=mesh.shape["sequence"]), 0.0

@@ -59,29 +59,31 @@ class _Part(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attend_many(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """As :func:`prb_jax.models.attention.walk.attend_blocks`."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     def stream(args: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
         *arrays, facts = args
         return _forward(_Part(facts, window, softcap), *arrays)
 
     out, log = lax.map(stream, (q, k, v, facts))
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
-    return out, (q, k, v, facts, out, log)
+    return (out, log), (q, k, v, facts, out, log)
 
 
 def _attend_backward(
-    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangent: jax.Array
+    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
-    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
-    inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    cotangent, of_log = cotangents
+    # The softmax's derivative needs of a row only the sum of weight times derivative by weight; the derivative of the
+    # logarithm by a score is the score's weight.
+    inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - of_log
 
     def stream(args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         *arrays, facts = args

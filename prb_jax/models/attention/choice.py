@@ -23,7 +23,8 @@ from prb_jax.trees.stream_tables import BlockTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
-"""Takes q, k, v, window and softcap, as :func:`prb_jax.models.attention.streams.stream_attention` does."""
+"""Takes q, k, v, window, softcap, and sinks where the model has them, as
+:func:`prb_jax.models.attention.streams.stream_attention` does."""
 
 Table = Literal["blocks", "steps", "keys"]
 """The kinds of tables of :mod:`prb_jax.trees.stream_tables` and :mod:`prb_jax.trees.kernel_tables`."""
@@ -84,7 +85,8 @@ def choose_attention(
     parts, refused = sequence_parts(mesh), None
     if dtype == jnp.bfloat16 and wanted == "auto" and platform in BUILTIN["attention"]:
         kernel = get("attention", platform).value
-        refused = kernel.refusal(config, mesh=mesh, dtype=dtype, trained=trained)
+        refused = f"the {kernel.name} has no attention sinks" if config.sinks else None
+        refused = refused or kernel.refusal(config, mesh=mesh, dtype=dtype, trained=trained)
         if refused is None:
             return replace(kernel, parts=parts)
     on_cpu = platform == "cpu"
@@ -105,6 +107,8 @@ def attend_streams(
     """As :func:`prb_jax.models.attention.streams.stream_attention`, by the implementation for which the streams were
     laid out."""
     table = type(batch.blocks)
+    if table is not BlockTable and options.get("sinks") is not None:
+        raise NotImplementedError("attention sinks: only the XLA program over blocks has them")
     # Only here: what kernels import takes a while, and is for machines that have them.
     attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
     return attend(q, k, v, batch=batch, mesh=mesh, **options)

@@ -27,15 +27,14 @@ def sequence_parts(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape[_SEQUENCE]
 
 
-def over_mesh(
-    attend: Callable[..., jax.Array], mesh: Mesh | None, *, split: bool = True
-) -> Callable[..., jax.Array]:
+def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = True) -> Callable[..., Any]:
     """Return attention of one device for a mesh.
 
     Args:
-        attend: of q [S, n, heads, H], k and v [S, N, G, H], facts of the queries, and facts of the keys. Facts are
-            trees of arrays [S, ...]; those of the queries have an axis of n tokens, of their blocks, or of parts
-            behind it, in the order of :func:`prb_jax.trees.stream_tables.query_order`.
+        attend: takes q [S, n, heads, H], k and v [S, N, G, H], facts of the queries, and facts of the keys, and returns
+            arrays [S, n, heads, ...]. Facts are trees of arrays [S, ...]; those of the queries have an axis of n
+            tokens, of their blocks, or of parts behind it, in the order of
+            :func:`prb_jax.trees.stream_tables.query_order`.
         mesh: over which streams, heads and queries are split; None for one device.
         split: queries are split; otherwise each part computes all of them.
     """
@@ -45,8 +44,9 @@ def over_mesh(
     rows, tokens, heads = RULES["batch"], RULES["tokens"] if split else None, RULES["heads"]
     queries, keys = PartitionSpec(rows, tokens, heads), PartitionSpec(rows, None, heads)
 
-    def part(q: jax.Array, *others: Any) -> jax.Array:
-        return _exchanged(attend(_exchanged(q, parts), *others), parts, back=True)
+    def part(q: jax.Array, *others: Any) -> Any:
+        results = attend(_exchanged(q, parts), *others)
+        return jax.tree.map(lambda x: _exchanged(x, parts, back=True), results)
 
     return jax.shard_map(
         part,

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.mesh import over_mesh
 from prb_jax.models.attention.streams import walks
-from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor
+from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor, with_sinks
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch
@@ -33,19 +33,20 @@ def attend_from_stream_reads(
     batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """As :func:`prb_jax.models.attention.streams.stream_attention`, for the tokens at the read places alone.
 
     Args:
         q: [S, M, heads, H], already scaled.
-        k, v, batch, window, softcap, mesh: as given there.
+        k, v, batch, window, softcap, sinks, mesh: as given there.
 
     Returns:
         [S, M, heads, H] in q's dtype.
     """
     if not walks(batch, mesh):
-        return _attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap)
+        return with_sinks(*_attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap), sinks)
     streams, reads, *_ = q.shape
     padding = -reads % READS_OF_A_BLOCK
     places = jnp.pad(jnp.asarray(batch.reads), ((0, 0), (0, padding)))
@@ -57,11 +58,12 @@ def attend_from_stream_reads(
     of_queries = (keys, counts, places.reshape(streams, -1, READS_OF_A_BLOCK))
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> jax.Array:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> Any:
         return attend_blocks(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
 
     of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
-    return over_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)[:, :reads]
+    out, log = over_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)
+    return with_sinks(out, log, sinks)[:, :reads]
 
 
 def _attend_to_all_keys(
@@ -72,27 +74,28 @@ def _attend_to_all_keys(
     batch: StreamBatch,
     window: int | None,
     softcap: float | None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """The same in one product of the read places and all keys of a stream, which accelerators are fast at."""
     streams, reads, _, head_dim = q.shape
     kv_heads = k.shape[2]
     chunk = divisor(reads, READS)
 
-    def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def some(args: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         queries, places = args  # [S, c, G, group, H], [S, c]
         scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
         seen = _seen(batch, places, window)[:, None, None]
         masked = without_unit_axes(jnp.where(seen, scores, MASKED))
         weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype).reshape(scores.shape)
-        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
+        log = jax.nn.logsumexp(masked, axis=-1).reshape(scores.shape[:-1])
+        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype), log.transpose(0, 3, 1, 2)
 
     folded = q.reshape(streams, reads // chunk, chunk, kv_heads, -1, head_dim).swapaxes(0, 1)
     places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
     if chunk == reads:
-        out = some((folded[0], places[0]))[None]
+        out, log = (x[None] for x in some((folded[0], places[0])))
     else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
-        out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
-    return out.swapaxes(0, 1).reshape(q.shape)
+        out, log = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
+    return out.swapaxes(0, 1).reshape(q.shape), log.swapaxes(0, 1).reshape(q.shape[:-1])
 
 
 def _seen(batch: StreamBatch, places: jax.Array, window: int | None) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.models.attention.mesh import over_mesh, sequence_parts
-from prb_jax.models.attention.walk import StreamFacts, attend_blocks
+from prb_jax.models.attention.walk import StreamFacts, attend_blocks, with_sinks
 from prb_jax.seams import get
 from prb_jax.trees.stream_tables import BLOCK, BlockTable, query_order
 from prb_jax.trees.streams import StreamBatch
@@ -29,6 +29,7 @@ def stream_attention(
     batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Return the attention of every token to the tokens that it may see, [S, N, heads, H] in q's dtype.
@@ -41,6 +42,7 @@ def stream_attention(
         batch: the streams, with the table of blocks of this window.
         window: a token sees only the ``window`` last tokens, itself included.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
+        sinks: one more logit of each head [heads] in its softmax, which takes weight and gives nothing.
         mesh: over which streams, heads and queries are split; None for one device.
     """
     table = batch.table(window)
@@ -53,7 +55,8 @@ def stream_attention(
         of_queries = [jnp.take(x, order, axis=1) for x in of_queries]
     attend = attend_blocks if walks(batch, mesh) else get("attention", "many blocks").value
 
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> jax.Array:
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> Any:
         return attend(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
 
-    return over_mesh(run, mesh)(q, k, v, of_queries, [jnp.asarray(x) for x in (batch.until, batch.positions)])
+    of_keys = [jnp.asarray(x) for x in (batch.until, batch.positions)]
+    return with_sinks(*over_mesh(run, mesh)(q, k, v, of_queries, of_keys), sinks)

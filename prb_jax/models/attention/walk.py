@@ -84,31 +84,34 @@ class StreamFacts(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attend_blocks(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Return the attention of queries [S, blocks * C, heads, H] whose places, and whose blocks of keys, the facts name,
-    to keys and values [S, N, G, H]."""
+    to keys and values [S, N, G, H]; and the logarithm of each softmax's denominator, float32 [S, blocks * C, heads]."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
     keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
     out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts, facts), keys, values)
     out = _from_blocks(out, q.shape)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
-    return out, (q, k, v, facts, out, log)
+    return (out, _from_blocks(log[..., None, :], (*q.shape[:-1], 1))[..., 0]), (q, k, v, facts, out, log)
 
 
 def _attend_backward(
-    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangent: jax.Array
+    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
+    cotangent, of_log = cotangents
     parts = _parts(q, k)
     runs = k.shape[2] * parts
-    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
+    # The softmax's derivative needs of a row only the sum of weight times derivative by weight; the derivative of the
+    # logarithm by a score is the score's weight.
     inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
+    inner = inner - of_log[..., None]
     to_q, to_k, to_v = _each_head(
         partial(_attend_head_backward, window=window, softcap=softcap),
         facts,
@@ -125,6 +128,20 @@ def _attend_backward(
         return summed.transpose(0, 2, 1, 3).astype(like.dtype)
 
     return _from_blocks(to_q, q.shape), of_keys(to_k, k), of_keys(to_v, v), None
+
+
+def with_sinks(out: jax.Array, log: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Return attention with one more logit a head in each softmax, which takes weight and gives nothing.
+
+    Args:
+        out: [..., heads, H], without these.
+        log: float32 [..., heads], the logarithms of the softmax's denominators.
+        sinks: logits [heads]; None for none.
+    """
+    if sinks is None:
+        return out
+    kept = jax.nn.sigmoid(log - sinks.astype(jnp.float32))
+    return (out.astype(jnp.float32) * kept[..., None]).astype(out.dtype)
 
 
 attend_blocks.defvjp(_attend_forward, _attend_backward)

@@ -77,5 +77,5 @@ def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
     Raises:
       MeshError: a mesh axis does not divide what it splits.
     """
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_attention_heads)
+    check_heads(mesh, heads={"num_attention_heads": config.num_attention_heads})
     return parameter_shardings(abstract_params(config), mesh, config=config)

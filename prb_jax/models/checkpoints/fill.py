@@ -53,11 +53,12 @@ def fill_leaf(
 
 
 def reads_of_shard(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Read]:
-    """What is read for one shard: the given part of a leaf, from as many tensors as it has layers."""
-    tensors = [(leaf.key, buffer)]
-    if leaf.stacked:
-        tensors, part = list(zip(leaf.file_keys[part[0]], buffer, strict=True)), part[1:]
-    for key, target in tensors:
+    """What is read for one shard: the given part of a leaf, from as many tensors as it has layers and experts."""
+    axes = len(leaf.tensors)
+    keys = np.reshape(np.asarray(leaf.file_keys), leaf.tensors)[(*part[:axes], ...)]
+    part = part[axes:]
+    for place in np.ndindex(keys.shape):
+        key, target = str(keys[place]), buffer[place]
         turned = (target.T, part[::-1]) if leaf.transposed else (target, part)
         yield from reads_of_tensor(key, *turned, leaf)
 

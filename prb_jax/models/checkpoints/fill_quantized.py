@@ -9,6 +9,7 @@ quantised.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,31 +43,53 @@ def fill_quantized(
     reader: SliceReader,
     pool: ThreadPoolExecutor,
 ) -> tuple[jax.Array, jax.Array]:
-    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O].
+    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O]; of all experts
+    [L, E, I, O] and [L, E, O].
 
     Raises:
       CheckpointError: a weight that is not finite.
       MeshError: scales that are split in another way than their matrix.
     """
-    parts = parts_by_bounds(sharding, leaf.shape)
-    scales = np.full((leaf.shape[0], leaf.shape[2]), np.nan, np.float32)
+    parts, axes = parts_by_bounds(sharding, leaf.shape), len(leaf.tensors)
+    scales = np.full((*leaf.tensors, leaf.shape[-1]), np.nan, np.float32)
     shards: list[jax.Array] = []
-    # Parts with the same layers and outputs come from the same blocks.
-    for layers, outputs in dict.fromkeys((bounds[0], bounds[2]) for bounds in parts):
+    # Parts with the same layers, experts and outputs come from the same blocks.
+    for same in dict.fromkeys((*bounds[:axes], bounds[-1]) for bounds in parts):
+        *tensors, outputs = same
         buffers = {
             bounds: aligned_empty(bounds, form.dtype)
             for bounds in parts
-            if (bounds[0], bounds[2]) == (layers, outputs)
+            if (*bounds[:axes], bounds[-1]) == same
         }
 
-        def fill_layer(layer: int, buffers: Mapping[Bounds, np.ndarray], outputs: tuple[int, int]) -> None:
-            for start, narrow, scale in _quantized_blocks(leaf, form, layer, outputs, reader):
+        def fill_matrix(
+            key: str,
+            place: tuple[int, ...],
+            matrices: Mapping[Bounds, np.ndarray],
+            outputs: tuple[int, int],
+        ) -> None:
+            for start, narrow, scale in _quantized_blocks(leaf, form, key, outputs, reader):
                 stop = start + len(scale)
-                scales[layer, start:stop] = scale
-                for ((first_layer, _), (low, high), (first, _)), buffer in buffers.items():
-                    buffer[layer - first_layer, :, start - first : stop - first] = narrow[:, low:high].T
+                scales[(*place, slice(start, stop))] = scale
+                for (*_, (low, high), (first, _)), matrix in matrices.items():
+                    matrix[:, start - first : stop - first] = narrow[:, low:high].T
 
-        together(pool, fill_layer, ((layer, buffers, outputs) for layer in range(*layers)))
+        places = itertools.product(*(range(*bounds) for bounds in tensors))
+        keys = np.reshape(np.asarray(leaf.file_keys), leaf.tensors)
+        firsts = [bounds[0] for bounds in tensors]
+        together(
+            pool,
+            fill_matrix,
+            (
+                (
+                    str(keys[place]),
+                    place,
+                    {bounds: buffer[tuple(np.subtract(place, firsts))] for bounds, buffer in buffers.items()},
+                    outputs,
+                )
+                for place in places
+            ),
+        )
         for bounds in list(buffers):
             shards += put(buffers.pop(bounds), parts[bounds])
     matrix = jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
@@ -80,15 +103,17 @@ def fill_quantized(
 
 
 def _quantized_blocks(
-    leaf: LeafMap, form: Form, layer: int, outputs: tuple[int, int], reader: SliceReader
+    leaf: LeafMap, form: Form, key: str, outputs: tuple[int, int], reader: SliceReader
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """First output, quantised rows [O', I] and scales [O'] of each block of a layer's outputs."""
-    inputs, key = leaf.shape[1], leaf.file_keys[layer]
+    """First output, quantised rows [O', I] and scales [O'] of each block of the outputs of one tensor."""
+    inputs = leaf.shape[-2]
     channels = max(1, _BLOCK_BYTES // (4 * inputs))
     for start in range(*outputs, channels):
         stop = min(start + channels, outputs[1])
         block = np.empty((stop - start, inputs), np.float32)
-        for read in reads_of_tensor(key, block, (slice(start, stop), slice(0, inputs)), leaf):
+        region = (slice(start, stop), slice(0, inputs))
+        turned = (block, region) if leaf.transposed else (block.T, region[::-1])
+        for read in reads_of_tensor(key, *turned, leaf):
             reader.read_into(*read)
         narrow, scale = quantize_array(block, form.dtype, axis=1)
         if not np.isfinite(scale).all():

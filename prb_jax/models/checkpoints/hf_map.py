@@ -40,6 +40,8 @@ _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
     (r"(model\.)?(vision_tower|multi_modal_projector)\..*", "reads images, not used for text"),
+    (r"model\.visual\..*", "reads images, not used for text"),
+    (r"mtp\..*", "predicts tokens after the next one, not used by a reward model"),
     (r".*\.num_batches_tracked", "counts the batches of training"),
 )
 
@@ -52,8 +54,9 @@ class LeafMap:
     """One leaf of the parameter tree and the tensors that fill it."""
 
     path: tuple[str, ...]  # keys into the nested dict, e.g. ``("layers", "q")``
-    key: str  # the tensor's name; a stacked leaf has ``{layer}`` in it
-    shape: tuple[int, ...]  # our shape, with L in front if stacked
+    key: str
+    """The tensor's name; a stacked leaf has ``{layer}`` in it, and one of all experts ``{expert}`` too."""
+    shape: tuple[int, ...]  # our shape, with L, and E, in front if stacked
     transposed: bool = False  # the file holds the last two axes the other way round
     pieces: tuple[tuple[int, int], ...] | None = None
     """Of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after the other, are the
@@ -61,6 +64,7 @@ class LeafMap:
     file_rows: int | None = None  # rows of such a tensor
     is_head: bool = False  # part of the read-out, not of the body
     quantisable: bool = False  # may be held in eight bits
+    layers: tuple[int, ...] = ()  # numbers of the layers that have it, of a stacked leaf
 
     @property
     def stacked(self) -> bool:
@@ -72,18 +76,39 @@ class LeafMap:
         return "/".join(self.path)
 
     @property
+    def tensors(self) -> tuple[int, ...]:
+        """Shape of the grid of tensors that fill it: [], [L] or [L, E]."""
+        return self.shape[: self.stacked + ("{expert}" in self.key)]
+
+    @property
+    def of_all_experts(self) -> bool:
+        """Whether it is written as one tensor of all experts; it is read as if each expert had its own."""
+        return "{expert}" in self.key and not self.transposed
+
+    @property
+    def written(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that are written, in their order."""
+        if not self.of_all_experts:
+            return dict.fromkeys(self.file_keys, self.file_shape)
+        key = self.key.replace(".{expert}", "")
+        return {key.format(layer=layer): self.shape[1:] for layer in self.layers}
+
+    @property
     def file_shape(self) -> tuple[int, ...]:
         """Shape of each of its tensors in the file."""
-        shape = self.shape[1:] if self.stacked else self.shape
+        shape = self.shape[len(self.tensors) :]
         shape = shape[::-1] if self.transposed else shape
         return shape if self.file_rows is None else (self.file_rows, *shape[1:])
 
     @property
     def file_keys(self) -> tuple[str, ...]:
-        """Its tensors, in the order of the layers."""
+        """Its tensors, in the order of the layers, and of the experts of each layer."""
         if not self.stacked:
             return (self.key,)
-        return tuple(self.key.format(layer=layer) for layer in range(self.shape[0]))
+        experts = range(self.tensors[1] if len(self.tensors) > 1 else 1)
+        return tuple(
+            self.key.format(layer=layer, expert=expert) for layer in self.layers for expert in experts
+        )
 
 
 def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[str, np.ndarray]]:
@@ -96,8 +121,9 @@ def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[s
         by_key.setdefault(leaf.key, []).append(leaf)
     for maps in by_key.values():
         hosts = [np.asarray(leaves[leaf.path]) for leaf in maps]
-        for layer, key in enumerate(maps[0].file_keys):
-            parts = [host[layer] if maps[0].stacked else host for host in hosts]
+        grid = maps[0].tensors[: 1 if maps[0].of_all_experts else None]
+        for place, key in zip(np.ndindex(grid), maps[0].written, strict=True):
+            parts = [host[place] for host in hosts]
             yield key, _joined(maps, [part.T if leaf.transposed else part for leaf, part in zip(maps, parts)])
 
 
@@ -122,6 +148,11 @@ def leaf_maps(config: Config) -> tuple[LeafMap, ...]:
 def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
     """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
     key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
+    numbers: tuple[int, ...] = ()
+    if path[0] == "layers":
+        numbers = tuple(range(variable.shape[0]))
+        if (mixer := variable.get_metadata("mixer")) is not None and isinstance(config, DecoderConfig):
+            numbers = tuple(n for n, of_layer in enumerate(config.layer_mixers) if of_layer == mixer)
     if variable.get_metadata("in_body"):
         if not isinstance(config, DecoderConfig):
             prefix, layers = config.prefix, "encoder.layer"
@@ -141,6 +172,7 @@ def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
         file_rows=file_rows,
         is_head=variable.get_metadata("readout"),
         quantisable=variable.get_metadata("quantisable"),
+        layers=numbers,
     )
 
 

@@ -98,7 +98,7 @@ class _Held:
             form = self.form_of(leaf)
             shapes[leaf.path] = (leaf.shape, dtype if form is None else form.dtype)
             if form is not None:
-                shapes[_scale_path(leaf, form)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
+                shapes[_scale_path(leaf, form)] = ((*leaf.tensors, leaf.shape[-1]), np.dtype(np.float32))
         return shapes
 
     def bytes_of(self, leaves: tuple[LeafMap, ...]) -> int:
@@ -208,8 +208,10 @@ def load_params(
 
 
 def _index(folder: str | Path, config: Config) -> WeightIndex:
-    side_files = config.layout.side_files if isinstance(config, DecoderConfig) else ()
-    return index_folder(folder, side_files=side_files)
+    if not isinstance(config, DecoderConfig):
+        return index_folder(folder)
+    index = index_folder(folder, side_files=config.layout.side_files)
+    return index if config.experts is None else get("experts", "tensors").value(index, config)
 
 
 def _shardings_by_path(

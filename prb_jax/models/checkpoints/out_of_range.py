@@ -32,10 +32,12 @@ def explain_scores(params: Params, config: Config) -> str:
             continue
         before = not leaf.is_head and leaf.name != "final_norm"
         outside = -1 if before else config.num_hidden_layers
-        for layer, (key, size) in enumerate(zip(leaf.file_keys, _largest(array, by_layer=leaf.stacked))):
+        sizes = np.ndenumerate(_largest(array, axes=len(leaf.tensors)))
+        for key, (place, size) in zip(leaf.file_keys, sizes, strict=True):
             if leaf.is_head and array.ndim > 1 and size == 0:
                 return f"all weights of the tensor '{key}' are 0"
-            places.append((layer if leaf.stacked else outside, number, key, float(size)))
+            layer = leaf.layers[place[0]] if leaf.stacked else outside
+            places.append((layer, number, key, float(size)))
     for _, _, key, size in sorted(places):
         if not size <= LARGEST:
             return f"the tensor '{key}' has weights of up to {size:.3g}, and those above {LARGEST:g} overflow in a norm"
@@ -43,12 +45,13 @@ def explain_scores(params: Params, config: Config) -> str:
     return f"no tensor is out of range, the largest weight is {size:.3g} in '{key}'"
 
 
-def _largest(array: jax.Array, *, by_layer: bool) -> np.ndarray:
-    """The largest magnitude of the shards of this process: float32 [L] by layer, or [1]."""
-    largest = np.zeros(array.shape[0] if by_layer else 1, np.float32)
+def _largest(array: jax.Array, *, axes: int) -> np.ndarray:
+    """The largest magnitude of this process's shards for each entry of the first axes: float32 [L], [L, E] or []."""
+    largest = np.zeros(array.shape[:axes], np.float32)
     for shard in array.addressable_shards:
-        axes = tuple(range(1 if by_layer else 0, array.ndim))
-        sizes = np.asarray(jnp.max(jnp.abs(shard.data.astype(jnp.float32)), axis=axes, initial=0.0))
-        part = largest[shard.index[0]] if by_layer else largest
-        np.maximum(part, sizes, out=part)
+        values = jnp.abs(shard.data.astype(jnp.float32))
+        part = largest[(*shard.index[:axes], ...)]
+        np.maximum(
+            part, np.asarray(jnp.max(values, axis=tuple(range(axes, array.ndim)), initial=0.0)), out=part
+        )
     return largest

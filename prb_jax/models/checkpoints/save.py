@@ -70,9 +70,9 @@ def save_params(
     embedding = next(leaf.path for leaf in leaves if leaf.key == EMBEDDING_KEY)
     raw = _updated_config(config, raw_config, dtype=arrays[embedding].dtype)
     tensors = {
-        key: _Tensor(key, leaf.file_shape, np.dtype(arrays[leaf.path].dtype))
+        key: _Tensor(key, shape, np.dtype(arrays[leaf.path].dtype))
         for leaf in leaves
-        for key in leaf.file_keys
+        for key, shape in leaf.written.items()
     }
     values = file_tensors(arrays, config)
     shards = _split([*tensors.values()], max_shard_bytes=max_shard_bytes)

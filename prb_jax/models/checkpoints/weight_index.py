@@ -29,7 +29,10 @@ TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Written beside models, and no weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
-_BESIDE_TEXT = re.compile(r"(model\.)?multi_modal_projector\.")
+# Of Gemma 3, and of Qwen 3.5.
+_BESIDE_TEXT = re.compile(
+    r"(model\.)?multi_modal_projector\.|model\.language_model\.layers\.\d+\.linear_attn\."
+)
 SCALE = "_scale_inv"  # after the name of a matrix of FP8
 QUANT_STATE = ".quant_state.bitsandbytes__"  # after the name of a matrix of four bits, and before their kind
 _AS_STORED = re.compile(
@@ -195,7 +198,8 @@ class SliceReader:
         """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
 
         Args:
-          out: any strides (a transposed view will do), of the region's shape; one or two axes.
+          out: any strides (a transposed view will do), of the region's shape; one or two axes, or three with an axis of
+            size 1 in the middle (taps of convolutions).
           tensor: to be read.
           region: one slice with step 1 for each axis of the tensor.
           update: computes the values, if they are not those of the file.
@@ -213,6 +217,8 @@ class SliceReader:
             )
         dtype = READ_DTYPES[tensor.dtype]
         bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
+        if len(bounds) == 3 and tensor.shape[1] == 1:
+            bounds, out = [bounds[0], bounds[2]], out[:, 0]
         if len(bounds) == 1:
             bounds, out = [(0, 1, 1), *bounds], out[None]
         (first_row, last_row, _), (first, last, _) = bounds

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, listed, short_repr
+from prb_jax.models.config.experts import Experts, parse_experts
 from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
@@ -23,7 +24,7 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
-from prb_jax.models.config.layer_kinds import layer_kinds
+from prb_jax.models.config.layer_kinds import RECURRENT, layer_kinds, layer_mixers
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
@@ -57,6 +58,23 @@ STANDARD = WeightLayout()  # what transformers writes for a ``*ForSequenceClassi
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """Sizes of the recurrent layers, which are of the gated delta rule (arXiv 2412.06464)."""
+
+    key_heads: int  # heads of queries and of keys
+    value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
+    key_dim: int
+    value_dim: int
+    taps: int  # tokens that the causal convolution sees, the current token included
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Channels of queries, keys and values."""
+        keys = self.key_heads * self.key_dim
+        return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """One decoder with a score head. Hashable; ``original`` takes no part in comparison."""
 
@@ -69,7 +87,7 @@ class DecoderConfig:
     num_key_value_heads: int  # G
     head_dim: int  # H
     rms_norm_eps: float  # added to the mean square in every norm
-    hidden_activation: Activation  # of the gated mlp
+    hidden_activation: Activation  # of the gated mlp; the layer of a plug-in may have another one
     attention_bias: bool  # q, k and v have biases
     attention_output_bias: bool  # o has a bias
     mlp_bias: bool  # gate, up and down have biases
@@ -89,6 +107,10 @@ class DecoderConfig:
     )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
     layer_windows: tuple[bool, ...]  # for each layer, whether it slides
     layer_rotates: tuple[bool, ...]  # for each layer, whether queries and keys are turned by their positions
+    layer_mixers: tuple[str, ...]
+    """For each layer, ``full_attention`` (sliding layers too) or ``linear_attention``."""
+    recurrence: Recurrence | None  # of the layers of ``linear_attention``; None where there are none
+    attention_gate: bool  # attention's output is multiplied by the sigmoid of a projection of its input
     rope: tuple[
         RopeConfig, RopeConfig | None
     ]  # (full, sliding layers); the second is None where both are one
@@ -96,6 +118,11 @@ class DecoderConfig:
     fused: tuple[
         str, ...
     ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
+    sinks: bool  # each head has a logit that takes weight in its softmax and gives nothing
+    experts: Experts | None  # the mlp is a mixture of experts
+    fields: tuple[
+        tuple[str, Any], ...
+    ]  # names and values of the fields that only the layer of a plug-in reads
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -111,6 +138,28 @@ class DecoderConfig:
     layout: WeightLayout = STANDARD
 
     __repr__ = short_repr
+
+    @property
+    def active_mlp(self) -> int:
+        """Width of the mlp that one token goes through: of all experts that it takes."""
+        return self.intermediate_size if self.experts is None else self.experts.active
+
+    @property
+    def head_counts(self) -> dict[str, int]:
+        """Numbers of heads, which a mesh splits whole, by their fields."""
+        counts = {
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+        if self.recurrence is not None:
+            counts |= {"linear_num_key_heads": self.recurrence.key_heads}
+            counts |= {"linear_num_value_heads": self.recurrence.value_heads}
+        return counts
+
+    @property
+    def taps(self) -> int | None:
+        """Tokens that the convolution of recurrent layers sees; None where there are none."""
+        return None if self.recurrence is None else self.recurrence.taps
 
     @property
     def default_dtype(self) -> str:
@@ -188,6 +237,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     family = _family(fields)
     absent = family.defaults
     fields.refuse_unless({name: value for name, value in _ONLY_NEUTRAL.items() if name not in absent})
+    if family.attention_gate:
+        fields.refuse_unless({"attn_output_gate": True})
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -205,6 +256,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
     kinds = layer_kinds(fields, family, layers=layers)
+    mixers = layer_mixers(fields, family, layers=layers)
     ropes = parse_ropes(fields, family, head_dim=head_dim, longest=longest)
     attention_scale, final_cap = head_dim, None
     if "query_pre_attn_scalar" in absent:
@@ -229,8 +281,8 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         attention_output_bias=_has_bias(fields, family.output_bias, family),
         mlp_bias=_has_bias(fields, family.mlp_bias, family),
         qk_norm=family.qk_norm,
-        norm_plus_one=family.gemma,
-        norm_scale_after_cast=not (family.gemma or family.wide_norms),
+        norm_plus_one=family.gemma or family.centred_norms,
+        norm_scale_after_cast=not (family.gemma or family.centred_norms or family.wide_norms),
         norms=family.norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=attention_scale**-0.5,
@@ -239,9 +291,15 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         sliding_window=kinds.window,
         layer_windows=kinds.slides,
         layer_rotates=kinds.rotates,
+        layer_mixers=mixers,
+        recurrence=_recurrence(fields, family) if RECURRENT in mixers else None,
+        attention_gate=family.attention_gate,
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
+        sinks=family.sinks,
+        experts=parse_experts(fields, family.experts, absent),
+        fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
         max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
@@ -296,7 +354,31 @@ def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
     return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
 
 
-def _activation(fields: FieldReader, family: Family) -> Activation:
+def _recurrence(fields: FieldReader, family: Family) -> Recurrence:
+    def size(name: str, minimum: int = 1) -> int:
+        return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)
+
+    sizes = Recurrence(
+        key_heads=size("num_key_heads"),
+        value_heads=size("num_value_heads"),
+        key_dim=size("key_head_dim"),
+        value_dim=size("value_head_dim"),
+        taps=size("conv_kernel_dim", 2),
+    )
+    if sizes.value_heads % sizes.key_heads:
+        raise fields.error(
+            "linear_num_value_heads",
+            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
+            found=sizes.value_heads,
+        )
+    return sizes
+
+
+def _activation(fields: FieldReader, family: Family) -> Any:
+    if family.activation is not None:
+        if fields.text("hidden_act", default=family.activation) != family.activation:
+            raise fields.error("hidden_act", family.activation)
+        return family.activation
     # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
     name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")

@@ -4,13 +4,20 @@ One row a family: the class name that reward-model checkpoints carry, the values
 for fields that are absent, and the structural facts that are fixed in that family's code.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.config.experts import (
+    GPT_OSS_EXPERTS,
+    MIXTRAL_EXPERTS,
+    QWEN_EXPERTS,
+    ExpertNames,
+)
 from prb_jax.models.config.fields import FieldReader
+from prb_jax.seams import get, names, usable_plugins
 
 ENCODERS = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
@@ -28,9 +35,10 @@ class Family:
 
     architecture: str  # name of the class with a score head, as in ``architectures``
     defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
-    windows: Literal["none", "every", "upper", "unrotated", "pattern"]
-    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, by
-    ``use_sliding_window`` those without rope, or every layer but each n-th."""
+    windows: Literal["none", "every", "used", "refused", "upper", "unrotated", "pattern"]
+    """Which layers see only a sliding window: none, every one, every one by ``use_sliding_window``, none and
+    ``use_sliding_window`` is refused, by ``use_sliding_window`` and ``max_window_layers``, by ``use_sliding_window``
+    those without rope, or every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
     qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
     output_bias: bool | str = False  # the same of o
@@ -38,10 +46,18 @@ class Family:
     qk_norm: Literal["head", "width"] | None = (
         None  # RMSNorm of q and k before rope, by head or over all heads
     )
+    recurrent: bool = (
+        False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
+    )
+    attention_gate: bool = (
+        False  # attention's output is multiplied by the sigmoid of a gate, in ``q_proj`` too
+    )
     norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     wide_norms: bool = False  # norms multiply by w in float32
+    centred_norms: bool = False  # norms multiply by 1 + w in float32
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    unused_rope_fields: tuple[str, ...] = ()  # fields of the rope that change nothing for text
     interleaved_rope: bool = False  # pairs of rotated channels are neighbours
     query_growth: bool = False  # queries grow with their position, by ``llama_4_scaling_beta`` of the rope
     unrotated: Literal["none", "listed", "full"] = "none"
@@ -49,6 +65,16 @@ class Family:
     fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
     local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
     softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
+    sinks: bool = False  # each head has a logit that takes weight in its softmax and gives nothing
+    layer: type[Any] | None = None
+    """Of a plug-in: its own subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer`."""
+    activation: str | None = (
+        None  # of such a layer: the only value of ``hidden_act``, which it computes itself
+    )
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of such a layer: further fields of ``config.json`` with their values where absent; `DecoderConfig.fields` has
+    what a file says."""
+    experts: ExpertNames | None = None  # the mlp is a mixture of experts with these names
     softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
     @property
@@ -81,6 +107,20 @@ _LATER_GEMMA = _GEMMA | {
     "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_QWEN_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "num_key_value_heads": 4,
+}
+_RECURRENT = {
+    "max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
+_RECURRENT_FACTS: Mapping[str, Any] = {
+    "windows": "none", "qk_norm": "head", "centred_norms": True, "recurrent": True, "attention_gate": True,
+}  # fmt: skip
 _OLMO = {
     "max_position_embeddings": 2048,
     "num_key_value_heads": None,
@@ -90,32 +130,69 @@ _OLMO = {
 _OLMO_FACTS: Mapping[str, Any] = {**_BIAS, "qk_norm": "width", "norms": _OUTPUT_NORMS, "wide_norms": True}
 
 
-def _family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
+def family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
+    """Describe a family.
+
+    Args:
+      name: what the names of its classes in transformers begin with, e.g. ``Llama``.
+      defaults: values for fields that ``config.json`` leaves out, the later ones first; those that most families share
+        need not be given.
+      facts: other fields of :class:`Family`.
+    """
     merged = dict(_SHARED)
     for values in defaults:
         merged |= values
     return Family(architecture=f"{name}ForSequenceClassification", defaults=MappingProxyType(merged), **facts)
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+_BUILTIN: Mapping[str, Family] = MappingProxyType(
     {
-        "llama": _family(
+        "llama": family(
             "Llama", {"max_position_embeddings": 2048, "num_key_value_heads": None},
             **_BIAS, mlp_bias="mlp_bias", windows="none",
         ),
-        "mistral": _family(
+        "mistral": family(
             "Mistral", {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "sliding_window": 4096},
             windows="every",
         ),
-        "qwen2": _family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
-        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
-        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
-        "gemma2": _family(
+        "qwen2": family("Qwen2", _QWEN, qkv_bias=True, windows="upper"),
+        "qwen3": family("Qwen3", _QWEN, {"head_dim": 128}, **_BIAS, windows="upper", qk_norm="head"),
+        "qwen2_moe": family(
+            "Qwen2Moe", _QWEN,
+            {
+                "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+            },
+            qkv_bias="qkv_bias", windows="refused", experts=replace(QWEN_EXPERTS, shared=True),
+        ),
+        "qwen3_moe": family(
+            "Qwen3Moe", _QWEN, _QWEN_MOE, **_BIAS, windows="used", qk_norm="head", experts=QWEN_EXPERTS
+        ),
+        "mixtral": family(
+            "Mixtral",
+            {
+                "max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0, "sliding_window": None, "num_experts": 8, "num_experts_per_tok": 2,
+            },
+            windows="every", experts=MIXTRAL_EXPERTS,
+        ),
+        "gpt_oss": family(
+            "GptOss",
+            {
+                "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
+                "rope_theta": 150_000.0, "sliding_window": 128, "attention_bias": True, "num_experts": 128,
+                "num_experts_per_tok": 4,
+            },
+            **_BIAS, windows="pattern", window_period=2, wide_norms=True, sinks=True, rope_types=("yarn",),
+            experts=GPT_OSS_EXPERTS,
+        ),
+        "gemma": family("Gemma", _GEMMA, {"num_key_value_heads": 16}, **_BIAS, windows="none", gemma=True),
+        "gemma2": family(
             "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             **_BIAS, windows="pattern", window_period=2, gemma=True, norms=_GEMMA_NORMS,
             softcaps_attention=True, softcaps_vocabulary=True,
         ),
-        "gemma3_text": _family(
+        "gemma3_text": family(
             "Gemma3Text", _LATER_GEMMA,
             {
                 "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
@@ -124,12 +201,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             **_BIAS, windows="pattern", qk_norm="head", gemma=True, norms=_GEMMA_NORMS,
             local_theta="rope_local_base_freq", softcaps_vocabulary=True,
         ),
-        "olmo2": _family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
-        "olmo3": _family(
+        "olmo2": family("Olmo2", _OLMO, **_OLMO_FACTS, windows="none"),
+        "olmo3": family(
             "Olmo3", _OLMO, {"rope_theta": 500_000.0, "sliding_window": 4096},
             **_OLMO_FACTS, windows="pattern", window_period=4, local_theta="rope_theta",
         ),
-        "phi3": _family(
+        "phi3": family(
             "Phi3",
             {
                 "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_key_value_heads": None,
@@ -137,7 +214,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="every", fused=("qkv_proj", "gate_up_proj"), rope_types=("default", "longrope"),
         ),
-        "smollm3": _family(
+        "smollm3": family(
             "SmolLM3",
             {
                 "max_position_embeddings": 32768, "num_key_value_heads": 4, "pad_token_id": 128_004,
@@ -146,7 +223,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             **_BIAS, mlp_bias="mlp_bias", windows="unrotated", unrotated="listed",
         ),
-        "ministral3": _family(
+        "ministral3": family(
             "Ministral3",
             {
                 "max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 11,
@@ -154,7 +231,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="every", rope_types=("llama3", "yarn"), query_growth=True,
         ),
-        "glm4": _family(
+        "glm4": family(
             "Glm4",
             {
                 "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "pad_token_id": 151_329,
@@ -163,7 +240,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             qkv_bias="attention_bias", windows="none", norms=_GLM_NORMS, fused=("gate_up_proj",),
             interleaved_rope=True,
         ),
-        "seed_oss": _family(
+        "seed_oss": family(
             "SeedOss",
             {
                 "max_position_embeddings": 524_288, "num_key_value_heads": 8, "head_dim": 128, "pad_token_id": 1,
@@ -171,7 +248,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", windows="none",
         ),
-        "exaone4": _family(
+        "exaone4": family(
             "Exaone4",
             {
                 "max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
@@ -179,8 +256,33 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             windows="pattern", unrotated="full", qk_norm="head", norms=_OUTPUT_NORMS,
         ),
+        "qwen3_5_text": family(
+            "Qwen3_5Text", _RECURRENT, **_BIAS, **_RECURRENT_FACTS,
+            unused_rope_fields=("mrope_section", "mrope_interleaved"),
+        ),
     }
 )  # fmt: skip
+
+
+class _Families(Mapping[str, Family]):
+    """Families by ``model_type``: those of this package, then those of plug-ins of the kind "backbones"."""
+
+    def __getitem__(self, model_type: str) -> Family:
+        if model_type in _BUILTIN:
+            return _BUILTIN[model_type]
+        if model_type in names("backbones"):
+            return get("backbones", model_type).value
+        raise KeyError(model_type)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _BUILTIN
+        yield from (plugin.name for plugin in usable_plugins("backbones") if plugin.name not in _BUILTIN)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+FAMILIES: Mapping[str, Family] = _Families()
 
 
 _OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")
@@ -189,25 +291,38 @@ _GEMMA3_SIZES = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }  # fmt: skip
-_GEMMA3_CLASSES = {
+_CLASSES_OF_TEXT = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5ForSequenceClassification": "Qwen3_5TextForSequenceClassification",
 }
+_QWEN3_5_SIZES = {
+    "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+}  # fmt: skip
 
 
 def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """The raw ``config.json`` of the text model in Gemma 3 with a vision tower; any other one as it is.
+    """The raw ``config.json`` of the text model in Gemma 3 or Qwen 3.5 with a vision tower; any other one as it is.
 
     Raises:
       CheckpointError: the text model is not described.
     """
-    if raw.get("model_type") != "gemma3":
+    if raw.get("model_type") not in ("gemma3", "qwen3_5"):
         return raw
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise FieldReader(raw, where).error("text_config", "an object")
     outer = {name: raw[name] for name in _OF_BOTH if name in raw}
-    names = [_GEMMA3_CLASSES.get(name, name) for name in raw.get("architectures") or ()]
+    names = [_CLASSES_OF_TEXT.get(name, name) for name in raw.get("architectures") or ()]
+    if raw["model_type"] == "qwen3_5":
+        marks = {
+            name: raw.get(name, default)
+            for name, default in {"image_token_id": 248_056, "video_token_id": 248_057}.items()
+        }
+        own = {"model_type": "qwen3_5_text", "architectures": names or None, **marks}
+        return {**_QWEN3_5_SIZES, **text, **outer, **own}
     image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
     own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
     return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}

@@ -23,7 +23,7 @@ attention_dropout hidden_dropout problem_type label2id pretraining_tp use_cache 
 output_hidden_states chunk_size_feed_forward bos_token_id eos_token_id sep_token_id decoder_start_token_id
 final_logit_softcapping attn_implementation _attn_implementation _attn_implementation_autoset use_sliding_window
 max_window_layers sliding_window_pattern _sliding_window_pattern rope_local_base_freq hidden_act hidden_activation
-resid_pdrop embd_pdrop residual_dropout
+resid_pdrop embd_pdrop residual_dropout output_router_logits router_aux_loss_coef router_jitter_noise
 """
 WITHOUT_EFFECT = frozenset(_BOOKKEEPING.split())
 
@@ -128,6 +128,16 @@ class FieldReader:
             raise self.error(name, "a string")
         return value
 
+    def like(self, name: str, *, default: Any) -> Any:
+        """A number, a string, or true or false, of the type of its default; a whole number for any number."""
+        value = self.value(name)
+        if value is None:
+            return default
+        kind = type(default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise self.error(name, f"a value like {default!r}")
+        return kind(value)
+
     def architectures(self) -> tuple[str, ...]:
         """The names of the checkpoint's classes; empty where it names none."""
         names = self.value("architectures")
@@ -174,9 +184,8 @@ class FieldReader:
             in_four_bits = (
                 method == "bitsandbytes" and isinstance(described, Mapping) and described.get("load_in_4bit")
             )
-            if (
-                self.has(name) and method != "fp8" and not in_four_bits
-            ):  # whose scales are read with the weights
+            # The scales of these are read with the weights.
+            if self.has(name) and method not in ("fp8", "mxfp4") and not in_four_bits:
                 raise CheckpointError(
                     f"{self.where}: field '{name}': quantised weights ({method or 'of no named method'}) are not "
                     "supported; use the checkpoint in its original precision"

@@ -9,6 +9,10 @@ from prb_jax.models.config.fields import FieldReader
 
 _SLIDES = {"full_attention": False, "sliding_attention": True}
 
+ATTENTION, RECURRENT = "full_attention", "linear_attention"
+"""How a layer mixes tokens: by softmax attention (of sliding layers too), or by a recurrent state. Names as in
+``layer_types``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKinds:
@@ -28,6 +32,8 @@ def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKin
     rotates = (True,) * layers
     if family.unrotated == "listed":
         rotates = _listed_rotations(fields, family, layers=layers)
+    if family.windows == "refused" and fields.flag("use_sliding_window", default=False):
+        raise fields.error("use_sliding_window", "false, as sliding windows are not supported in this family")
     if family.windows == "none":
         return LayerKinds(window=None, slides=(False,) * layers, rotates=rotates)
     window, slides = _windows(fields, family, rotates=rotates)
@@ -41,11 +47,12 @@ def _windows(
 ) -> tuple[int | None, tuple[bool, ...]]:
     default, layers = family.defaults["sliding_window"], len(rotates)
     window = fields.optional_integer("sliding_window", default=default)
-    if family.windows in ("upper", "unrotated") and not fields.flag("use_sliding_window", default=False):
+    by_flag = family.windows in ("used", "refused", "upper", "unrotated")
+    if by_flag and not fields.flag("use_sliding_window", default=False):
         window = None
     slides = _listed_windows(fields, layers=layers)
 
-    if family.windows == "every":
+    if family.windows in ("every", "used", "refused"):
         uniform = (window is not None,) * layers
         if slides is not None and slides != uniform:
             # transformers warns and then ignores the list for this family.
@@ -69,6 +76,33 @@ def _windows(
     if window is None and any(slides):
         raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
     return window, slides
+
+
+def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[str, ...]:
+    """Read how each layer mixes tokens: :data:`ATTENTION` or :data:`RECURRENT`.
+
+    Raises:
+      CheckpointError: a list of another length or with unknown entries.
+    """
+    if not family.recurrent:
+        return (ATTENTION,) * layers
+    period = fields.integer("full_attention_interval", default=family.defaults["full_attention_interval"])
+    listed = fields.value("layer_types")
+    if listed is None:
+        if period > layers:
+            raise fields.error(
+                "full_attention_interval", f"at most {layers} (num_hidden_layers)", found=period
+            )
+        return tuple(RECURRENT if (layer + 1) % period else ATTENTION for layer in range(layers))
+    if not isinstance(listed, list) or any(kind not in (ATTENTION, RECURRENT) for kind in listed):
+        raise fields.error("layer_types", f"a list of '{ATTENTION}' and '{RECURRENT}'")
+    if len(listed) != layers:
+        raise fields.error(
+            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
+        )
+    if ATTENTION not in listed:
+        raise fields.error("layer_types", f"'{ATTENTION}' for one layer at least")
+    return tuple(listed)
 
 
 def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:

@@ -145,7 +145,10 @@ class RewardModule(HeadedDecoder):
         assert attention is not None
         streams = round_up(rows, mesh_shape(self.program.mesh).batch_shards)
         options = StreamOptions(
-            tokens=round_up(length, BLOCK), streams=streams, window=self.config.sliding_window
+            tokens=round_up(length, BLOCK),
+            streams=streams,
+            window=self.config.sliding_window,
+            taps=self.config.taps,
         )
         options = attention.shaped(options)
         size = options.tokens

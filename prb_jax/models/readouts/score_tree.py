@@ -35,6 +35,7 @@ def score_stream(
     remat: str = "none",
     soft_prompts: jax.Array | None = None,
     differentiated: bool = False,
+    loads: list[jax.Array] | None = None,
 ) -> jax.Array:
     """Return what the head of the configuration reads out at each read place: float32 [S, M, n]; of a linear head the
     logits, n of them being labels, of any other one value.
@@ -50,6 +51,7 @@ def score_stream(
       soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
         the place of their rows of the embedding (before Gemma's factor).
       differentiated: gradients are taken through the layers.
+      loads: gains the loads of experts, as in :func:`prb_jax.models.decoder.decode_stream`.
     """
     decoder = bind(config, params)
     # Where every token is read, nothing is saved by reading places apart.
@@ -64,6 +66,7 @@ def score_stream(
         soft_prompts=soft_prompts,
         differentiated=differentiated,
         reads_only=reads_only,
+        loads=loads,
     )
     return config.head(params, States(x, batch, decoder.normed, at_reads=reads_only))
 

@@ -12,6 +12,7 @@ from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.layer_kinds import RECURRENT
 from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Steps
@@ -115,10 +116,14 @@ def reading(resolved: ResolvedModel, rule: str) -> str:
 
 
 def shape(config: DecoderConfig) -> str:
+    experts, mlp = config.experts, f"mlp {config.intermediate_size:,}"
+    if experts is not None:
+        mlp = f"{experts.count} experts of {experts.size:,}, {experts.chosen} a token"
+        mlp += f" and one of {experts.shared:,} for all" if experts.shared else ""
     return (
         f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
-        f"{config.head_dim}, mlp {config.intermediate_size:,} ({config.hidden_activation})"
+        f"{config.head_dim}, {mlp} ({config.hidden_activation})"
     )
 
 
@@ -131,6 +136,14 @@ def attention(config: DecoderConfig) -> str:
             text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
     if config.qk_norm:
         text += "; q and k normalised" + (" over all heads" if config.qk_norm == "width" else "")
+    if config.attention_gate:
+        text += "; its output is gated"
+    if (sizes := config.recurrence) is not None:
+        text += (
+            f"; {config.layer_mixers.count(RECURRENT)} of {layers} layers recurrent (gated delta rule): "
+            f"{sizes.key_heads} heads of queries and keys of {sizes.key_dim}, {sizes.value_heads} of values of "
+            f"{sizes.value_dim}"
+        )
     if config.attn_logit_softcapping:
         text += f"; logits capped at {config.attn_logit_softcapping:g}"
     return text

@@ -89,9 +89,9 @@ def test_a_negative_weight_keeps_no_chunk_without_a_word(policy, comparisons):
         assert all(policy.decode(text.tokens).strip() for text in batch)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen3_5"])
 def test_caches_give_what_reading_again_gives(policy, comparisons, tmp_path, monkeypatch, family):
-    """Tokens, log-probabilities and rewards, with a reward model of windows and with a profile in view."""
+    """Tokens, log-probabilities and rewards, with reward models of windows and of states, with a profile in view."""
     model = prb.load(write_model(tmp_path / "rm", family, num_hidden_layers=2))
     prompts = policy.encode(comparisons[:2], profile_posts=1, limit=200)
     options = SampleOptions(n=1, temperature=1.0, max_new_tokens=12)

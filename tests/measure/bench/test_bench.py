@@ -196,7 +196,9 @@ def test_flops_of_trees_are_those_of_their_masks(folder: Path) -> None:
 
 def test_a_last_layer_at_the_read_places_needs_less(folder: Path) -> None:
     """Keys and values of all tokens; queries, attention, its output and the mlp of the reads, each counted once."""
-    config = replace(load_config(folder), num_hidden_layers=1, layer_windows=(False,))
+    config = replace(
+        load_config(folder), num_hidden_layers=1, layer_windows=(False,), layer_mixers=("full_attention",)
+    )
     trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 10, 11], [5, 6, 10, 11]]), build_tree([[3, 4, 4]])]
     trees.append(build_tree([[3], [4], [4]]))
     tokens, reads, seen = 5 + 2 + 3 + 2, 3 + 2, 5 + 4 + 3 + 2

@@ -39,18 +39,19 @@ V5E = machine("tpu", "TPU v5 lite", 15.75, peak=1.9e5)
 @pytest.mark.parametrize(
     ("where", "models", "without_kernels"),
     [
-        (CPU, {"score-k2": "qwen3-40m", "train-full": "qwen3-40m", "train-lora": "qwen3-40m"}, False),
-        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, True),
-        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, True),
-        (V5E, {"score-k2": "qwen3-4b", "train-full": "qwen3-0.6b", "train-lora": "qwen3-1.7b"}, True),
+        (CPU, ["qwen3-40m", "qwen3-40m", "qwen3-40m", "qwen3-110m-a40m", "qwen3-110m-a40m"], False),
+        (H100, ["qwen3-8b", "qwen3-1.7b", "qwen3-8b", "qwen3-110m-a40m", "qwen3-110m-a40m"], True),
+        (H200, ["qwen3-8b", "qwen3-4b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-110m-a40m"], True),
+        (V5E, ["qwen3-4b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-110m-a40m", "qwen3-110m-a40m"], True),
     ],
     ids=lambda value: value.kind if isinstance(value, Machine) else "",
 )  # fmt: skip
-def test_the_rows_fill_the_device(where: Machine, models: dict[str, str], without_kernels: bool) -> None:
+def test_the_rows_fill_the_device(where: Machine, models: list[str], without_kernels: bool) -> None:
     plan = plan_rows(where, missing=missing_rivals(where))
     rows = {row.id: row for row in plan}
     assert len(rows) == len(plan)
-    assert {name: rows[name].model for name in models} == models
+    names = ["score-k2", "train-full", "train-lora", "score-k2-moe", "train-lora-moe"]
+    assert [rows[name].model for name in names] == models
     always = "score-k16 score-k64 score-users train-users train-head sample-1 serve ppo"
     assert set(always.split()) <= rows.keys()
     by_xla = {name for name in rows if name.endswith("-xla") and "parity" not in name}

@@ -39,14 +39,23 @@ def batch_of(trees, shape: StreamShape, *, streams: int = 2, window: int | None 
     return make_stream_batch(trees, packed, options), packed
 
 
-def dense(q, k, v, batch: StreamBatch, window: int | None, softcap: float | None) -> jax.Array:
+SINKS = jnp.linspace(-1.0, 2.0, 8)  # of the heads, in cases with a softcap
+
+
+def dense(
+    q, k, v, batch: StreamBatch, window: int | None, softcap: float | None, sinks: jax.Array | None = None
+) -> jax.Array:
     """The same in O(N^2) memory."""
     streams, tokens, _, size = q.shape
     seen = jnp.asarray(who_sees(batch, window))
     grouped = q.reshape(streams, tokens, k.shape[2], -1, size)
     scores = jnp.einsum("btgrh,bsgh->bgrts", grouped, k, precision="highest")
     scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1)
+    scores = jnp.where(seen[:, None, None], scores, MASKED)
+    if sinks is not None:
+        columns = jnp.broadcast_to(sinks.reshape(1, k.shape[2], -1, 1, 1), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, columns], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :tokens]
     return jnp.einsum("bgrts,bsgh->btgrh", weights, v, precision="highest").reshape(q.shape)
 
 
@@ -76,7 +85,7 @@ def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     trees = [*people(2, 2), *people(1, 1, profile=1400, seed=3)]
     batch, _ = batch_of(trees, StreamShape(1536, 32), window=window)
     q, k, v, _ = inputs(1536)
-    options = {"batch": batch, "window": window, "softcap": softcap}
+    options = {"batch": batch, "window": window, "softcap": softcap, "sinks": SINKS if softcap else None}
     expected, real = np.asarray(dense(q, k, v, **options)), batch.tokens > 0
     out = np.asarray(jit(functools.partial(stream_attention, **options))(q, k, v))
     assert np.isfinite(out).all()
@@ -111,7 +120,7 @@ def test_gradients_equal_those_of_the_whole_mask(
     assert (batch.blocks.counts[..., 0] > 0).any()
     q, k, v, towards = inputs(tokens)
     real = jnp.asarray(batch.tokens > 0)
-    options = {"batch": batch, "window": window, "softcap": softcap}
+    options = {"batch": batch, "window": window, "softcap": softcap, "sinks": SINKS if softcap else None}
     whole = functools.partial(dense, **options)
     ours = gradients(functools.partial(stream_attention, **options), q, k, v, towards, real)
     for one, other in zip(ours, gradients(whole, q, k, v, towards, real), strict=True):

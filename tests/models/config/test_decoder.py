@@ -108,6 +108,31 @@ OLD_FILES: dict[str, dict[str, Any]] = {
         "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None,
         "layer_types": ["full_attention"] * 4,
     },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "head_dim": 32, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "moe_intermediate_size": 768, "mlp_only_layers": [], "decoder_sparse_step": 1, "router_aux_loss_coef": 0.001,
+        "max_window_layers": 48, "sliding_window": None, "use_sliding_window": False, "rope_theta": 1000000.0,
+        "output_router_logits": False,
+    },
+    "qwen3-moe-absent": {"model_type": "qwen3_moe"},
+    "qwen1.5-moe": {
+        "model_type": "qwen2_moe", "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632, "norm_topk_prob": False, "max_window_layers": 21,
+        "sliding_window": 32768, "use_sliding_window": False, "rope_theta": 1000000.0,
+    },
+    "qwen2-moe-absent": {"model_type": "qwen2_moe"},
+    "mixtral": {
+        "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+        "rope_theta": 1000000.0, "rms_norm_eps": 1e-5,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "num_local_experts": 32, "num_experts_per_tok": 4, "head_dim": 64, "swiglu_limit": 7.0,
+        "attention_bias": True, "sliding_window": 128, "rope_theta": 150000, "rms_norm_eps": 1e-5, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        }, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "mixtral-absent": {"model_type": "mixtral"},
     "exaone-4-absent": {"model_type": "exaone4"},
     "ministral-3": {
         "model_type": "ministral3", "head_dim": 32, "rope_parameters": {
@@ -157,6 +182,27 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     assert config.attn_logit_softcapping == getattr(hf, "attn_logit_softcapping", None)
     assert config.final_logit_softcapping == getattr(hf, "final_logit_softcapping", None)
     assert config.mlp_bias == getattr(hf, "mlp_bias", False)
+
+    if config.experts is None:
+        assert not hasattr(hf, "num_experts_per_tok")
+    else:
+        experts = config.experts
+        assert (experts.count, experts.chosen) == (hf.num_experts, hf.num_experts_per_tok)
+        assert experts.size == getattr(hf, "moe_intermediate_size", hf.intermediate_size)
+        assert experts.normalised == getattr(hf, "norm_topk_prob", True)
+        assert experts.shared == getattr(hf, "shared_expert_intermediate_size", 0)
+        assert experts.limit == getattr(hf, "swiglu_limit", None)
+        assert experts.alpha == getattr(hf, "swiglu_alpha", 1.0)
+    if config.recurrence is not None:
+        assert config.layer_mixers == tuple(hf.layer_types)
+        sizes = {name: getattr(hf, f"linear_{name}") for name in ("num_key_heads", "num_value_heads")}
+        assert sizes == {
+            "num_key_heads": config.recurrence.key_heads,
+            "num_value_heads": config.recurrence.value_heads,
+        }
+        assert config.recurrence.key_dim == hf.linear_key_head_dim
+        assert config.recurrence.value_dim == hf.linear_value_head_dim
+        assert config.recurrence.taps == hf.linear_conv_kernel_dim
 
     # The angles of LongRoPE are other ones for longer conversations.
     shorter = {rope.longest for rope in config.rope if rope is not None and rope.rope_type == "longrope"}
@@ -213,12 +259,16 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
 
     # Structural flags are not in the file: they are compared with the modules that transformers builds.
     model = AutoModelForSequenceClassification.from_config(hf).model
-    layer = model.layers[0]
+    layer = next(layer for layer in model.layers if hasattr(layer, "self_attn"))
     names = {name for name, _ in layer.named_parameters()}
     assert config.attention_bias == ("self_attn.q_proj.bias" in names)
     assert config.attention_output_bias == ("self_attn.o_proj.bias" in names)
+    assert config.sinks == ("self_attn.sinks" in names)
     assert config.mlp_bias == ("mlp.down_proj.bias" in names)
-    assert set(config.fused) == {"qkv_proj", "gate_up_proj"} & {name.split(".")[1] for name in names}
+    merged = {"gate_up_proj"} if config.experts is not None else set()  # in memory, not in the file
+    assert set(config.fused) | merged == {"qkv_proj", "gate_up_proj"} & {
+        part for name in names for part in name.split(".")
+    }
     q_norm = getattr(layer.self_attn, "q_norm", None)
     size = {"head": config.head_dim, "width": config.num_attention_heads * config.head_dim, None: 0}
     assert size[config.qk_norm] == (0 if q_norm is None else q_norm.weight.numel())
@@ -253,13 +303,13 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
     (
         {
-            "model_type": "qwen3_moe",
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "num_experts": 8,
+            "model_type": "qwen3_next_moe",
+            "architectures": ["Qwen3NextMoeForCausalLM"],
+            "num_expert_groups": 8,
             "norm_topk_prob": True,
         },
-        r"'qwen3_moe' \(Qwen3MoeForCausalLM\)\. The nearest known family is 'qwen3', which does not read "
-        r"norm_topk_prob, num_experts\. Supported",
+        r"'qwen3_next_moe' \(Qwen3NextMoeForCausalLM\)\. The nearest known family is 'qwen3_moe', which does not read "
+        r"num_expert_groups\. Supported",
     ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),

@@ -34,6 +34,7 @@ REFUSED = {
 FEW = ("fsdp=2,tensor=2", "fsdp=2,sequence=4", "int8@fsdp=4")
 # Gemma 3: windows and two ropes under lax.cond; Qwen 3: norms of queries and keys.
 ALL = [pytest.param((family, ()), id=family, marks=pytest.mark.slow) for family in ("qwen3", "gemma3")]
+ALL.append(pytest.param(("qwen3_5", FEW), id="qwen3_5", marks=pytest.mark.slow))
 
 
 def run(folder: Path, out: Path, scored: tuple[str, ...]) -> dict[str, Any]:

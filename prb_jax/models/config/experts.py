@@ -1,0 +1,114 @@
+"""Mixtures of experts: how many experts a layer has, how many a token takes, and their names in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prb_jax.models.config.fields import FieldReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """Where a family keeps its experts, in ``config.json`` and in a checkpoint."""
+
+    router: str = "mlp.gate"  # module of the router
+    gate: str = "mlp.experts.{expert}.gate_proj"  # modules of one expert
+    up: str = "mlp.experts.{expert}.up_proj"
+    down: str = "mlp.experts.{expert}.down_proj"
+    merged_router: str = "mlp.gate"  # module of the router in files that keep all experts in one tensor
+    size: str = "moe_intermediate_size"  # field with the width of an expert
+    normalised: bool | None = None  # see `Experts.normalised`; None: the field ``norm_topk_prob`` says it
+    gate_up: str = ""
+    """One tensor with gate and up of all experts [E, D, 2F], whose columns are interleaved; then ``down`` is of all
+    experts [E, F, D], too."""
+    biased: bool = False  # the router and the matrices of experts have biases
+    clamped: bool = False  # the gated activation is clamped, see `Experts.limit`
+    shared: bool = False  # a shared expert of ``shared_expert_intermediate_size`` stands beside them
+
+
+QWEN_EXPERTS = ExpertNames()
+MIXTRAL_EXPERTS = ExpertNames(
+    router="block_sparse_moe.gate",
+    gate="block_sparse_moe.experts.{expert}.w1",
+    up="block_sparse_moe.experts.{expert}.w3",
+    down="block_sparse_moe.experts.{expert}.w2",
+    size="intermediate_size",
+    normalised=True,
+)
+
+
+GPT_OSS_EXPERTS = ExpertNames(
+    router="mlp.router",
+    gate_up="mlp.experts.{expert}.gate_up_proj",
+    down="mlp.experts.{expert}.down_proj",
+    merged_router="mlp.router",
+    size="intermediate_size",
+    normalised=True,
+    biased=True,
+    clamped=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The mlp of a layer, if it is a mixture of experts."""
+
+    count: int  # E
+    chosen: int  # experts that each token takes
+    size: int  # F of each expert
+    normalised: bool  # the weights of the chosen experts add up to 1
+    shared: int  # F of the expert that every token takes, times a gate of its own; 0 for none
+    names: ExpertNames
+    limit: float | None = None
+    """Gates are cut above it, and up on both sides: then the activation is (up + 1) gate sigmoid(alpha gate)."""
+    alpha: float = 1.0
+
+    @property
+    def active(self) -> int:
+        """F of all experts that one token takes."""
+        return self.chosen * self.size + self.shared
+
+
+def parse_experts(
+    fields: FieldReader, names: ExpertNames | None, absent: Mapping[str, Any]
+) -> Experts | None:
+    """Read the mixture of experts of a family; None for families without one.
+
+    Args:
+      fields: reader of the whole ``config.json``.
+      names: of the family.
+      absent: the family's values for fields that are not given.
+
+    Raises:
+      CheckpointError: a field is missing or mistyped, two spellings disagree, more experts are chosen than there are,
+        or some layers have no experts.
+    """
+    if names is None:
+        return None
+    # transformers 5 writes 'num_local_experts' in families whose older files have 'num_experts'.
+    spellings = [name for name in ("num_experts", "num_local_experts") if fields.has(name)]
+    count = fields.integer(spellings[0] if spellings else "num_experts", default=absent["num_experts"])
+    if len(spellings) > 1 and fields.integer(spellings[1]) != count:
+        raise fields.error(spellings[1], f"the same as {spellings[0]} ({count})")
+    chosen = fields.integer("num_experts_per_tok", default=absent["num_experts_per_tok"])
+    if chosen > count:
+        raise fields.error("num_experts_per_tok", f"at most the number of experts ({count})")
+    for name, every in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if fields.has(name) and fields.value(name) != every:
+            raise fields.error(name, f"{every}, as a model with experts in some layers only is not supported")
+    normalised = names.normalised
+    return Experts(
+        count=count,
+        chosen=chosen,
+        size=fields.integer(names.size, default=absent.get(names.size)),
+        normalised=fields.flag("norm_topk_prob", default=False) if normalised is None else normalised,
+        shared=fields.integer(_SHARED, default=absent[_SHARED]) if names.shared else 0,
+        names=names,
+        limit=fields.number("swiglu_limit", default=7.0) if names.clamped else None,
+        alpha=fields.number("swiglu_alpha", default=1.702) if names.clamped else 1.0,
+    )
+
+
+_SHARED = "shared_expert_intermediate_size"

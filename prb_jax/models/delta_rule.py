@@ -1,0 +1,140 @@
+"""The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) over chunks of a forest, and one token further.
+
+A head keeps a state S [dk, dv]. A token has a query q and a key k, both of length one and q also divided by sqrt(dk), a
+value v, a log-decay g <= 0 and a strength beta in (0, 1):
+
+    S_t = exp(g_t) S_{t-1} + k_t d_t^T      d_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)      o_t = S_t^T q_t
+
+Within a chunk that starts from the state S_0, with G the running sum of g:
+
+    (I + A) d = beta (v - exp(G) k S_0)     A_ts = beta_t exp(G_t - G_s) (k_t . k_s) for s < t
+
+A does not depend on S_0, so everything but a few products is computed for all chunks at once, and one scan over the
+chunks carries the states.
+
+Letters: n chunks of C tokens, J heads of keys, H heads of values, dk and dv channels of each; all arrays are float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prb_jax.models.layers import float32_einsum, product
+
+LENGTH_EPSILON = 1e-6
+"""Added to the squared length of a query or key, as in the published models."""
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """x [..., dk] divided by its length."""
+    return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + LENGTH_EPSILON)
+
+
+def delta_over_chunks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    *,
+    read: jax.Array,
+    write: jax.Array,
+    slots: int,
+    keep: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Run a forest that is cut into chunks.
+
+    Args:
+        q, k: [n, J, C, dk], of length one; q is also scaled.
+        v: [n, H, C, dv].
+        g, beta: [n, H, C], 0 for padding, which then changes no state.
+        read, write: int32 [n], slots of :class:`prb_jax.trees.chunk_tables.ChunkTable`.
+        slots: how many there are; slot 0 holds zeros.
+        keep: return the state after every chunk.
+
+    Returns:
+        [n, H, C, dv], and the states [n, H, dk, dv] or None.
+    """
+    heads, size = v.shape[1], v.shape[2]
+    shared = heads // q.shape[1]  # heads of values for each head of keys
+    total = jnp.cumsum(g, axis=-1)
+    lower = jnp.tril(jnp.ones((size, size), bool))
+    # Masked before the exponential: above the diagonal it may overflow, and its gradient would not be a number.
+    decay = jnp.where(lower, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], 0.0)), 0.0)
+
+    def by_value_head(x: jax.Array) -> jax.Array:
+        return x if shared == 1 else jnp.repeat(x, shared, axis=1)
+
+    alike = by_value_head(float32_einsum("njtd,njsd->njts", k, k))
+    inside = decay * by_value_head(float32_einsum("njtd,njsd->njts", q, k))
+    q, k = by_value_head(q), by_value_head(k)
+    inverse = unit_lower_inverse(beta[..., None] * decay * alike) * beta[..., None, :]
+    passed, last = jnp.exp(total)[..., None], total[..., -1:]
+    from_values = product(inverse, v, (3, 2), batch=2)
+    from_state = product(inverse, passed * k, (3, 2), batch=2)
+    from_state = jnp.concatenate([from_state, passed * q], axis=-2)  # both are multiplied by the state
+    towards = jnp.exp(last - total)[..., None] * k
+    kept = jnp.exp(last)[..., None]
+
+    def step(
+        stack: jax.Array, chunk: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+        from_values, from_state, inside, towards, kept, read, write = chunk
+        state = lax.dynamic_index_in_dim(stack, read, keepdims=False)
+        seen = product(from_state, state, (2, 1), batch=1)
+        d = from_values - seen[:, :size]
+        out = seen[:, size:] + product(inside, d, (2, 1), batch=1)
+        state = kept * state + product(towards, d, (1, 1), batch=1)
+        return lax.dynamic_update_index_in_dim(stack, state, write, 0), (out, state if keep else None)
+
+    stack = jnp.zeros((slots, heads, k.shape[-1], v.shape[-1]), jnp.float32)
+    _, (out, states) = lax.scan(step, stack, (from_values, from_state, inside, towards, kept, read, write))
+    return out, states
+
+
+_BLOCK = 16  # rows of a matrix that are solved one after the other, in many matrices at a time
+
+
+@jax.custom_vjp
+def unit_lower_inverse(a: jax.Array) -> jax.Array:
+    """Inverse of I + the part of a [..., C, C] that lies below the diagonal; C is a multiple of 16.
+
+    Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike.
+    Rows are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
+    """
+    size = a.shape[-1]
+    count = size // _BLOCK
+    blocks = a.reshape(-1, count, _BLOCK, count, _BLOCK)
+    diagonal = jnp.concatenate([blocks[:, n, :, n] for n in range(count)])
+    rows: list[jax.Array] = []
+    last = jnp.moveaxis(diagonal, 0, 2)  # [16, 16, matrices]
+    for row in range(_BLOCK):
+        start = jnp.zeros_like(last[0]).at[row].set(1.0)
+        rows.append(start - sum(last[row, column] * rows[column] for column in range(row)))
+    solved = jnp.split(jnp.moveaxis(jnp.stack(rows), 2, 0), count)
+    whole = [[jnp.zeros_like(solved[0])] * count for _ in range(count)]
+    for row in range(count):
+        whole[row][row] = solved[row]
+        for column in range(row):
+            inner = sum(
+                product(blocks[:, row, :, middle], whole[middle][column], (2, 1), batch=1)
+                for middle in range(column, row)
+            )
+            whole[row][column] = -product(solved[row], inner, (2, 1), batch=1)
+    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in whole], axis=-2).reshape(a.shape)
+
+
+def _inverse_forward(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inverse = unit_lower_inverse(a)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    batch = inverse.ndim - 2
+    inner = product(gradient, inverse, (-1, -1), batch=batch)  # gradient times the transpose
+    return (-jnp.tril(product(inverse, inner, (-2, -2), batch=batch), -1),)
+
+
+unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
