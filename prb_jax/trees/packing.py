@@ -34,10 +34,12 @@ _FEW = 8  # streams that are balanced one by one; of more, each is about as full
 
 @dataclass(frozen=True, order=True)
 class StreamShape:
-    """The static shape of a stream: N tokens and M places where heads read."""
+    """The static shape of a stream: N tokens, M places where heads read, and room for tokens whose keys and values were
+    kept (:mod:`prb_jax.trees.continued`)."""
 
     tokens: int
     reads: int
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class PackedStream:
     shape: StreamShape  # the streams of a batch have the same
     members: tuple[int, ...]  # positions in the list of trees that was packed, in the order of their prefixes
     shared: tuple[int, ...]  # how many tokens each one begins with that the one before has computed already
-    tokens: int  # of all, shared ones once
+    tokens: int  # that are computed: of all, shared ones once, without those that were kept
 
     __repr__ = short_repr
 
@@ -87,7 +89,9 @@ class PackedStream:
 PackedBatch = tuple[PackedStream, ...]  # the streams of one batch, at most as many as the options say
 
 
-def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptions) -> list[PackedBatch]:
+def pack_streams(
+    trees: Sequence[Tree], shape: StreamShape, options: StreamOptions, kept: Sequence[int] = ()
+) -> list[PackedBatch]:
     """Pack trees into streams and these into batches, the longest first.
 
     A tree that fits no stream of this shape gets one of its own, of a coarse size: few distinct ones arise.
@@ -96,17 +100,19 @@ def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
       trees: in any order.
       shape: of the streams.
       options: as for :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
+      kept: as of :func:`sort_trees`, at most `shape.kept` each.
     """
-    ordered = sort_trees(trees, options)
+    ordered = sort_trees(trees, options, kept)
     fitting: list[Unit] = []
     by_shape: dict[StreamShape, list[list[Unit]]] = {}
-    for unit in divide(ordered, most_tokens=shape.tokens, most_reads=shape.reads):
+    for unit in divide(ordered, most_tokens=shape.tokens, most_reads=shape.reads, most_kept=shape.kept):
         if _fit([unit], shape):
             fitting.append(unit)
             continue
         larger = StreamShape(
             coarse_length(max(unit.tokens, shape.tokens), options.multiple),
             max(shape.reads, 1 << (unit.reads - 1).bit_length()),
+            shape.kept,
         )
         by_shape.setdefault(larger, []).append([unit])
     bins = first_fit(fitting, shape)
@@ -146,6 +152,8 @@ class SortedTrees:
     shared: np.ndarray
     """How many tokens it begins with that the tree at the place before begins with too; 0 where that is fewer than
     :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
+    kept: np.ndarray
+    """Of how many of its first tokens keys and values were kept, so that they are not computed."""
 
     __repr__ = short_repr
 
@@ -161,12 +169,19 @@ class Unit:
 
     start: int
     stop: int
-    tokens: int  # that they need, shared beginnings once
+    tokens: int  # that are computed for them, shared beginnings once
     reads: int  # their responses
+    kept: int = 0  # tokens that they see besides
 
 
-def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
-    """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are."""
+def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int] = ()) -> SortedTrees:
+    """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are.
+
+    Args:
+      trees: in any order.
+      options: say whether beginnings are shared.
+      kept: of how many of the first tokens of each tree keys and values were kept; none if not given.
+    """
     order = list(range(len(trees)))
     if options.share:
         # Big-endian bytes sort as the ids do.
@@ -188,23 +203,28 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
         tokens=np.asarray([tokens_of(trees[index]) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         shared=shared,
+        kept=np.asarray([kept[index] for index in order] if kept else np.zeros(len(order)), np.int64),
     )
 
 
-def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Unit]:
+def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: int = 0) -> list[Unit]:
     """Cut the sorted trees into units that fit a stream, so that as little as possible is computed twice.
 
     Trees without a common beginning are never in one unit. A beginning whose trees do not fit together is
     repeated; so is nothing else. A single tree that does not fit is a unit of its own all the same.
     """
-    tokens_before, reads_before, shared_before = (
-        np.concatenate([[0], np.cumsum(counts)]) for counts in (trees.tokens, trees.reads, trees.shared)
-    )
-    most = StreamShape(most_tokens, most_reads)
+    tokens_before, reads_before, shared_before, kept_before, both_before = (
+        np.concatenate([[0], np.cumsum(counts)])
+        for counts in (
+            trees.tokens, trees.reads, trees.shared, trees.kept, np.minimum(trees.shared, trees.kept)
+        )
+    )  # fmt: skip
+    most = StreamShape(most_tokens, most_reads, most_kept)
 
     def unit(start: int, stop: int) -> Unit:
         tokens = tokens_before[stop] - tokens_before[start] - (shared_before[stop] - shared_before[start + 1])
-        return Unit(start, stop, int(tokens), int(reads_before[stop] - reads_before[start]))
+        kept = kept_before[stop] - kept_before[start] - (both_before[stop] - both_before[start + 1])
+        return Unit(start, stop, int(tokens - kept), int(reads_before[stop] - reads_before[start]), int(kept))
 
     units: list[Unit] = []
     starts = np.flatnonzero(trees.shared == 0)
@@ -239,15 +259,15 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Uni
 
 def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
     """Bins of units: the largest unit first, into the first bin with room for its tokens and its reads."""
-    room = np.empty((len(units), 2), np.int64)
+    room = np.empty((len(units), 3), np.int64)
     bins: list[list[Unit]] = []
     for unit in _largest_first(units):
-        need = unit.tokens, unit.reads
+        need = unit.tokens, unit.reads, unit.kept
         open_ = (room[: len(bins)] >= need).all(axis=1)
         place = int(open_.argmax()) if open_.any() else len(bins)
         if place == len(bins):
             bins.append([])
-            room[place] = shape.tokens, shape.reads
+            room[place] = shape.tokens, shape.reads, shape.kept
         bins[place].append(unit)
         room[place] -= need
     return bins
@@ -256,10 +276,10 @@ def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
 def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
     """As many bins, none much fuller than another: the largest unit first, into the bin with the most room for its
     tokens; the same bins where this finds no place for a unit."""
-    room = np.tile(np.asarray([shape.tokens, shape.reads], np.int64), (len(bins), 1))
+    room = np.tile(np.asarray([shape.tokens, shape.reads, shape.kept], np.int64), (len(bins), 1))
     even: list[list[Unit]] = [[] for _ in bins]
     for unit in _largest_first([unit for units in bins for unit in units]):
-        need = unit.tokens, unit.reads
+        need = unit.tokens, unit.reads, unit.kept
         fits = (room >= need).all(axis=1)
         if not fits.any():
             return bins
@@ -296,7 +316,8 @@ def total_reads(units: Sequence[Unit]) -> int:
 
 
 def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
-    return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads
+    kept = sum(unit.kept for unit in units)
+    return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads and kept <= shape.kept
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
@@ -308,10 +329,11 @@ def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> Pa
 def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:
     """Return a stream of the trees at these places, which are in ascending order; there may be none."""
     shared = [trees.shared_by(*pair) for pair in itertools.pairwise(places)]
-    chosen = np.asarray(places, np.int64)
+    chosen, begun = np.asarray(places, np.int64), np.asarray([0, *shared][: len(places)], np.int64)
+    kept = np.maximum(trees.kept[chosen] - begun, 0)
     return PackedStream(
         shape,
         members=tuple(trees.order[chosen].tolist()),
-        shared=(0, *shared)[: len(places)],
-        tokens=int(trees.tokens[chosen].sum()) - sum(shared),
+        shared=tuple(begun.tolist()),
+        tokens=int((trees.tokens[chosen] - begun - kept).sum()),
     )
