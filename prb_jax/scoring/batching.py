@@ -35,6 +35,7 @@ from prb_jax.trees.packing import (
     StreamOptions,
     StreamShape,
     pack_streams,
+    with_equal_splits,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, round_up
@@ -214,6 +215,7 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
     if not isinstance(options, StreamOptions):
         return options.batches
     fit = None if options.keys is None else get("kernel tables", "fit").value
+    sample = with_equal_splits(sample)
     shaped: StreamOptions = options if fit is None else fit(options, sample, whole=whole)
     shape = choose_stream_shape(sample, shaped, whole=whole)
     return partial(stream_batches, shape=shape, options=shaped)
@@ -222,7 +224,8 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
 def stream_batches(
     trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
 ) -> Iterator[PlannedBatch]:
-    """Pack trees into streams; those that begin alike share their beginning."""
+    """Pack trees into streams; those that begin alike share their beginning, and equal conversations are one."""
+    trees = with_equal_splits(trees)
     for packed in pack_streams(trees, shape, options):
         yield PlannedBatch(
             members=tuple(indices[member] for stream in packed for member in stream.members),

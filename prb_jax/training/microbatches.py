@@ -19,7 +19,7 @@ from prb_jax.seams import get
 from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.packing import StreamOptions, StreamShape
+from prb_jax.trees.packing import StreamOptions, StreamShape, with_equal_splits
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
@@ -93,7 +93,8 @@ class Layout:
     responses: int  # the most of a tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        """Yield the microbatches of the trees of a step."""
+        """Yield the microbatches of the trees of a step; a conversation that several have is computed once."""
+        trees = with_equal_splits(trees)
         for packed in pack_step(trees, self.shapes, self.streams):
             batch = make_stream_batch(trees, packed, self.streams)
             groups = [stream.members for stream in packed]
@@ -128,7 +129,7 @@ def plan_layout(
       remat: what is kept for the backward pass.
     """
     token_bytes = _bytes_per_token(config, remat)
-    looked_at = first_steps(trees, together, per_step=per_step)
+    looked_at = [with_equal_splits(step) for step in first_steps(trees, together, per_step=per_step)]
     on_demand = isinstance(trees, TreesOnDemand)
     known = [tree for of_step in looked_at for tree in of_step] if on_demand else list(trees)
     most = batch.tokens

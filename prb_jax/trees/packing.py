@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,8 +155,17 @@ class SortedTrees:
     :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
     kept: np.ndarray
     """Of how many of its first tokens keys and values were kept, so that they are not computed."""
+    repeated: np.ndarray = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+    """[3, n]: of each response that several trees with one prefix have, and of each of these: the tree's place, in
+    ascending order, the number of the response, and its tokens. They are computed once in a stream."""
 
     __repr__ = short_repr
+
+    def saved(self, which: slice | np.ndarray) -> int:
+        """Return the tokens that are not computed again, of these columns of `repeated`."""
+        _, numbers, tokens = self.repeated[:, which]
+        first = np.unique(numbers, return_index=True)[1]
+        return int(tokens.sum() - tokens[first].sum())
 
     def shared_by(self, place: int, later: int) -> int:
         """Return how many tokens the trees at two places begin with alike: the least of what neighbours between them
@@ -198,12 +208,64 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
         distinct = {response.tobytes() for response in tree.responses}
         return len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
 
+    repeated: list[tuple[int, int, int]] = []
+    known: dict[bytes, int] = {}  # number of each response to the prefix
+    numbers = itertools.count()
+    for place, index in enumerate(order):
+        tree = trees[index]
+        equal = place and shared[place] == len(tree.prefix) == len(trees[order[place - 1]].prefix) > 0
+        known = known if equal else {}
+        for ids in {response.tobytes() for response in tree.responses}:
+            number = known[ids] if ids in known else known.setdefault(ids, next(numbers))
+            repeated.append((place, number, len(ids) // tree.prefix.itemsize))
+    rows = np.asarray(repeated, np.int64).reshape(-1, 3).T
+    several = np.bincount(rows[1], minlength=1)[rows[1]] > 1
     return SortedTrees(
         order=np.asarray(order, np.int64),
         tokens=np.asarray([tokens_of(trees[index]) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         shared=shared,
         kept=np.asarray([kept[index] for index in order] if kept else np.zeros(len(order)), np.int64),
+        repeated=rows[:, several],
+    )
+
+
+def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
+    """Return the trees, of which those that have a conversation in common are divided into prefix and responses alike.
+
+    So such a conversation is computed once in a stream. A prefix becomes shorter by at most :data:`LEAST_SHARED`
+    tokens, which its own responses then do not share.
+    """
+    group = list(range(len(trees)))  # of each tree the number of its group
+    members = {index: [index] for index in group}
+    shortest, longest = ([len(tree.prefix) for tree in trees] for _ in range(2))
+    first: dict[bytes, int] = {}
+    for index, tree in enumerate(trees):
+        begun = blake2b(tree.prefix.tobytes(), digest_size=16)
+        for response in tree.responses:
+            whole = begun.copy()
+            whole.update(response.tobytes())
+            one, other = group[first.setdefault(whole.digest(), index)], group[index]
+            low, high = min(shortest[one], shortest[other]), max(longest[one], longest[other])
+            if one != other and high - low <= LEAST_SHARED:
+                one, other = sorted((one, other), key=lambda number: -len(members[number]))
+                members[one] += (moved := members.pop(other))
+                shortest[one], longest[one] = low, high
+                for member in moved:
+                    group[member] = one
+    return [_divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
+
+
+def _divided_at(tree: Tree, length: int) -> Tree:
+    """The tree with a prefix of so many tokens, at most as many as it has."""
+    moved = tree.prefix[length:]
+    if not len(moved):
+        return tree
+    return replace(
+        tree,
+        prefix=tree.prefix[:length],
+        responses=tuple(np.concatenate([moved, response]) for response in tree.responses),
+        read=tuple(read + len(moved) for read in tree.read),
     )
 
 
@@ -224,7 +286,9 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: 
     def unit(start: int, stop: int) -> Unit:
         tokens = tokens_before[stop] - tokens_before[start] - (shared_before[stop] - shared_before[start + 1])
         kept = kept_before[stop] - kept_before[start] - (both_before[stop] - both_before[start + 1])
-        return Unit(start, stop, int(tokens - kept), int(reads_before[stop] - reads_before[start]), int(kept))
+        again = trees.saved(slice(*np.searchsorted(trees.repeated[0], (start, stop))))
+        reads = int(reads_before[stop] - reads_before[start])
+        return Unit(start, stop, int(tokens - kept) - again, reads, int(kept))
 
     units: list[Unit] = []
     starts = np.flatnonzero(trees.shared == 0)
@@ -335,5 +399,6 @@ def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape)
         shape,
         members=tuple(trees.order[chosen].tolist()),
         shared=tuple(begun.tolist()),
-        tokens=int((trees.tokens[chosen] - begun - kept).sum()),
+        tokens=int((trees.tokens[chosen] - begun - kept).sum())
+        - trees.saved(np.isin(trees.repeated[0], chosen)),
     )
