@@ -134,7 +134,7 @@ def ask_together(engine: Any, *requests: Sequence[Item]) -> list[Any]:
 
 def test_whatever_comes_nothing_is_compiled_for_it_and_few_wait(model: prb.RewardModel) -> None:
     expected = model.score(SEVERAL, max_length=160)
-    options = ServeOptions(batch_tokens=512, view=VIEW, limits=Limits(waiting=18))
+    options = ServeOptions(batch_tokens=512, view=VIEW, limits=Limits(waiting=18), prefix_cache=0)
     engine = make_served(model, options).engine
     programs, items = cast(Any, model.score_fn)._cache_size(), rendered(model)
     *answers, refused = ask_together(engine, *([item] for item in items), items[:1])
@@ -167,7 +167,7 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
 ) -> None:
     """The second response of a pair is never left for a later batch, which would read the prompt again."""
     zeros = cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
-    served = make_served(replace(model, score_fn=zeros), ServeOptions(batch_tokens=512))
+    served = make_served(replace(model, score_fn=zeros), ServeOptions(batch_tokens=512, prefix_cache=0))
     prompts = np.random.default_rng(0).integers(4, 90, (40, 150)).tolist()
     pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
     assert [len(answer) for answer in ask_together(served.engine, *pairs)] == [2] * 40
@@ -187,7 +187,9 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(model: prb.RewardMo
             raise RuntimeError("out of memory")
         return np.full(batch.reads.shape, np.nan if len(calls) == 5 else 2.0, np.float32)
 
-    served = make_served(replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=1024))
+    served = make_served(
+        replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=1024, prefix_cache=0)
+    )
     with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
         answers = [client.post("/score", json=GOOD) for _ in range(3)]
     served.close()
@@ -208,7 +210,8 @@ def test_a_cpu_computes_two_batches_side_by_side(
             both.wait()
         return cast(Any, model.score_fn)(params, batch)
 
-    engine = make_served(replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=256)).engine
+    options = ServeOptions(batch_tokens=256, prefix_cache=0)
+    engine = make_served(replace(model, score_fn=cast(Any, score)), options).engine
     warm_up.clear()
     encoded = [model.encode([record(number, 1)])[0] for number in (1, 2)]
     filling = [np.resize(tree.sequence(0), 200).tolist() for tree in encoded]  # each a stream
