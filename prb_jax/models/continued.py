@@ -94,8 +94,8 @@ def _score(
     decoder = bind(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
     count = batch.tokens.shape[1]
-    x = decoder.scaled(decoder.rows(batch.tokens, dtype))
-    angles = angles_of_layers(config, batch.positions[:, -count:])
+    x = decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype))
+    angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
     graph, layers = nnx.split(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
     window = config.sliding_window
