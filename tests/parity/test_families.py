@@ -53,7 +53,16 @@ def families(*few: str) -> list[Any]:
 @pytest.mark.parametrize(
     "family",
     families(
-        "llama-llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "olmo3", "mixtral",
+        "llama-llama3",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "mixtral",
         "gpt_oss",
     ),
 )
