@@ -65,7 +65,7 @@ docs: install-docs
 	$(RUN) -m mkdocs build --quiet
 	@echo "written to build/docs/index.html"
 
-# The table of docs/statistics.md: what share of the intervals holds the true value; about half an hour.
+# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; an hour.
 intervals: install-test
 	$(RUN) -m tests.metrics.simulation --repeats 1000
 

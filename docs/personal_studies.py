@@ -260,19 +260,21 @@ def table(results: Sequence[Row], *, shots: Sequence[int], split: str = "unseen"
     """Return the rows of unseen or seen people as a table of Markdown."""
     lines = [
         "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person "
-        "| log-loss minus pooled |",
-        "|---|---|---|---|---|---|---|---|",
+        "| log-loss minus pooled | its p, Holm |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in results:
         if row["split"] != split or row["control"] or row["shots"] not in shots:
             continue
-        p = "-" if row.get("p_holm") is None else f"{row['p_holm']:.3f}"
+        p, of_loss = (
+            "-" if row.get(name) is None else f"{row[name]:.3f}" for name in ("p_holm", "p_log_loss_holm")
+        )
         lines.append(
             f"| `{row['method']}` | {row['shots']} | {_figure(row['accuracy'], row['accuracy_ci95'])} | "
             f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
             f"{_figure(row['diff_to_offset'], row['diff_to_offset_ci95'], signed=True)} | {p} | "
             f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} | "
-            f"{_figure(row['log_loss_diff_to_pooled'], row['log_loss_diff_to_pooled_ci95'], signed=True)} |"
+            f"{_figure(row['log_loss_diff_to_pooled'], row['log_loss_diff_to_pooled_ci95'], signed=True)} | {of_loss} |"
         )
     return "\n".join(lines)
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from prb_jax.study.posts import PostsSweep, evaluate_posts
     from prb_jax.study.retrieval.rank_profiles import Ranked, rank_profiles
     from prb_jax.study.write_features import write_features
+    from prb_jax.text.trl_rows import trl_rows
     from prb_jax.text.view import ViewOptions
     from prb_jax.training.config import TrainSettings
     from prb_jax.training.convert import convert
@@ -125,6 +126,7 @@ _HOMES = {
         "study.personalise": "Study personalise",
         "study.posts": "PostsSweep evaluate_posts",
         "study.write_features": "write_features",
+        "text.trl_rows": "trl_rows",
         "text.view": "ViewOptions",
         "training.convert": "convert",
         "training.config": "TrainSettings",
@@ -145,7 +147,7 @@ __all__ = [
     "distil", "evaluate", "evaluate_posts", "guide", "inspect", "judge", "leaderboard", "load", "load_policy",
     "merge", "personalise", "plan_aspects", "policy_accuracy", "ppo", "prepare", "push", "rank_profiles",
     "read_comparisons", "register_plugin", "report", "reward_fn", "sample_data", "serve", "split", "train",
-    "write_features",
+    "trl_rows", "write_features",
 ]  # fmt: skip
 
 

@@ -47,6 +47,11 @@ _METHODS: Final = (
     "pooled offset bayes individual nearest attention pref vpl pal gpo mrm sparse lora profile_in_context"
 )
 
+_BENCHMARKS: Final = (
+    "prb rewardbench rewardbench2 rm-bench judgebench llmbar prefeval community-alignment prism rmgap multipref "
+    "evaluesteer alignx personalllm"
+)
+
 BUILTIN: Final[dict[str, dict[str, str]]] = {
     "attention": {
         "tpu": "prb_jax.models.attention.stream_kernel:KERNEL",
@@ -56,8 +61,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "many blocks": "prb_jax.models.attention.batched:attend_many",
     },
     "benchmarks": {
-        name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
-        for name in ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", "llmbar", "prefeval")
+        name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK" for name in _BENCHMARKS.split()
+    }
+    | {
+        "personalrewardbench-prism": "prb_jax.records.benchmarks.personalrewardbench:BENCHMARK",
+        "personalrewardbench-arena": "prb_jax.records.benchmarks.personalrewardbench:ARENA",
     },
     "encoder": {
         "module": "prb_jax.models.encoder:HeadedEncoder",

@@ -38,6 +38,25 @@ THINKING = (
 )
 """Writes an empty thought into the last turn only: no rendering is a prefix of a longer one."""
 
+WITH_TOOLS = (
+    "{% if tools %}{{ '<|start|>tools\\n' + tools | tojson + '<|end|>\\n' }}{% endif %}"
+    "{% for message in messages if message.role in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ '<|start|>' + message.role + '\\n' }}"
+    "{% if message.reasoning_content and enable_thinking | default(true) %}"
+    "{{ 'think ' + message.reasoning_content + '\\n\\n' }}{% endif %}"
+    "{% if message.content is string %}{{ message.content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}{{ '<|end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
+)
+"""Writes tools, tool calls and thoughts; leaves out messages of the role developer, and contents that are no text."""
+
+PARTS = (
+    "{% for message in messages %}{{ '<|start|>' + message.role + '\\n' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text | trim }}{% endfor %}{% endif %}{{ '<|end|>\\n' }}{% endfor %}"
+)
+"""Reads contents that are lists of parts."""
+
 DATED = (
     "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
     "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = 'never' %}{%- endif %}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class PolicyWriter:
         seed = hashlib.sha256(repr(list(seeds)).encode()).digest()
         try:
             drawn = self.policy.sample(
-                [[asdict(message) for message in messages] for messages, _ in groups],
+                [[message.as_dict() for message in messages] for messages, _ in groups],
                 n=max(count for _, count in groups),
                 seed=int.from_bytes(seed[:4], "big") >> 1,
                 **drawing,

@@ -9,6 +9,7 @@ from typing import Final
 
 from prb_jax.building.settings import WritingSettings
 from prb_jax.records.comparison import Comparison, Message, RubricAspect
+from prb_jax.records.conversation import transcript
 from prb_jax.text.visible import render_profile
 
 WRITER: Final = "You help to build a benchmark of answers to people's questions. Do exactly as you are told."
@@ -76,9 +77,9 @@ def prompts_digest() -> str:
 
 
 def _asked(comparison: Comparison) -> str:
-    if len(comparison.prompt) == 1:
+    if len(comparison.prompt) == 1 and not comparison.context:
         return f"Question: {comparison.question}"
-    return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in comparison.prompt)
+    return transcript(comparison.prompt)
 
 
 def _profile(comparison: Comparison, posts: int) -> str:

@@ -16,7 +16,7 @@ VERBS = {
     },
     "train": {
         "train": "train a reward model",
-        "convert": "write a training run or a checkpoint as a Hugging Face folder",
+        "convert": "write a training run or a checkpoint as a Hugging Face folder, or data for other trainers",
         "push": "upload the model of a run to the Hugging Face hub, with a card",
     },
     "personalise": {

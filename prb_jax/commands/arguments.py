@@ -8,12 +8,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.errors import printable
 from prb_jax.models.readouts.load_options import IMPLICIT
 from prb_jax.records.options import Option, from_flat, options_of
 from prb_jax.scoring import HISTORY
+
+if TYPE_CHECKING:
+    from prb_jax.behaviour.judges.options import JudgeOptions
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -121,12 +124,17 @@ class Parser(argparse.ArgumentParser):
         self.option("--limit N", "the first N comparisons of each source", positive)
 
     def columns(self) -> None:
-        """Add `--columns`; `with_columns` reads it."""
+        """Add `--columns` and `--rendered`; `with_columns` reads them."""
         self.option(
             "--columns FIELD=COLUMN ...",
             "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
             'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
             extend=False,
+        )
+        self.option(
+            "--rendered",
+            "take prompts and responses as they are, because a chat template has rendered them already; elsewhere the "
+            'name of the data ends in it: "FILE?rendered"',
         )
 
     def history(self) -> None:
@@ -150,6 +158,26 @@ class Parser(argparse.ArgumentParser):
         names = ("price", "concurrency", "length_field", "no_temperature")
         self.made["endpoint"] = lambda options: endpoint_options(
             options.endpoint, options.model, **{name: getattr(options, name) for name in names}
+        )
+
+    def judge(self) -> None:
+        """Add the options of judges that are rewards, which `asked_judge` reads."""
+        from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
+        from prb_jax.behaviour.judges.options import JudgeOptions
+
+        pairing = (
+            "of pairs:MODEL: compare all pairs of the responses of a prompt (default), each with the next one "
+            "(circular), or winners only (knock-out)"
+        )
+        self.fields(
+            JudgeOptions,
+            OF_JUDGES,
+            template={"meaning": "of judge:MODEL, as of `prb judge`"},
+            top_logprobs={"meaning": "of judge:URL#NAME, as of `prb judge`"},
+            pairing={"meaning": pairing},
+            ties={
+                "meaning": "of pairs:MODEL: a tie is half a win for both (default), a loss for both, or missing"
+            },
         )
 
     def part(self, does: str) -> None:
@@ -282,6 +310,15 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
     return from_flat(kind, values | more)
 
 
+def asked_judge(options: argparse.Namespace, **more: Any) -> JudgeOptions | None:
+    """Return how judges are asked that are rewards, by the flags of `Parser.judge`; None where no flag is given."""
+    from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
+    from prb_jax.behaviour.judges.options import JudgeOptions
+
+    asked = JudgeOptions(**{name: getattr(options, name) for name in OF_JUDGES.split()}, **more)
+    return None if asked == JudgeOptions() else asked
+
+
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:
     """Return the arguments of a command line that a function names as parameters; `more` comes before them."""
     parameters = inspect.signature(function).parameters
@@ -305,6 +342,7 @@ def given_flags(options: argparse.Namespace) -> set[str]:
     return given
 
 
-def with_columns(source: str, columns: Sequence[str] | None) -> str:
+def with_columns(source: str, options: argparse.Namespace) -> str:
     """Return the name of a source with its columns, as `prb_jax.records.sources.reading` takes it."""
-    return f"{source}?{'&'.join(columns)}" if columns else source
+    parts = [*(options.columns or ()), *(["rendered"] if options.rendered else [])]
+    return f"{source}?{'&'.join(parts)}" if parts else source

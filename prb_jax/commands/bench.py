@@ -84,7 +84,8 @@ _VERBS = {
     "serve": _Verb(
         about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
         measure="serving:bench_serving",
-        options=f"clients seconds {_LENGTHS}",
+        options=f"pairs clients seconds order {_LENGTHS} questions_per_user",
+        changes={"pairs": {"meaning": "comparisons, each asked for once (default: one of each client)"}},
         timed=False,
         weights=True,
     ),

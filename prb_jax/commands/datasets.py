@@ -75,10 +75,10 @@ def run_prepare(options: argparse.Namespace) -> None:
     """Write the data set and the tokens, and print how much is in it."""
     from prb_jax.records.sources.prepare import prepare
 
-    others = given_flags(options) - {"--data", "--columns", "--split", "--out"}
+    others = given_flags(options) - {"--data", "--columns", "--rendered", "--split", "--out"}
     if options.model is None and others:
         raise RunError(f"{min(others)}: is about the tokens of a model, and needs --model")
-    options.data = [with_columns(source, options.columns) for source in options.data]
+    options.data = [with_columns(source, options) for source in options.data]
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []
     if options.model is not None:
@@ -122,7 +122,7 @@ def run_split(options: argparse.Namespace) -> None:
     given = options.parts or list(PARTS.items())
     if len(dict(given)) < len(given):
         options.parser.error("argument --parts: a part is named twice")
-    data = with_columns(options.data, options.columns)
+    data = with_columns(options.data, options)
     made = split(data, by=options.by, out=options.out, parts=dict(given), seed=options.seed)
     for part in made.parts.values():
         counts = f"{part.comparisons:,} comparisons, {part.users:,} users, {part.questions:,} questions"

@@ -63,7 +63,7 @@ def add(sub: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Evaluate, and print the summary."""
     options = with_config(options, options.parser)
-    options.data = [with_columns(source, options.columns) for source in options.data]
+    options.data = [with_columns(source, options) for source in options.data]
     if options.distributed or not options.model.startswith("baseline:"):
         start(options)
     from prb_jax.scoring.evaluate import run_evaluation

@@ -2,9 +2,20 @@
 
 import argparse
 import os
+from pathlib import Path
 
-from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, not_negative, positive
+from prb_jax.commands.arguments import (
+    REWARD_MODEL,
+    Parser,
+    asked_judge,
+    call,
+    chosen,
+    given_flags,
+    not_negative,
+    positive,
+)
 from prb_jax.commands.process import hide_torch, print_table, start
+from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.text.visible import PROTOCOLS
@@ -46,8 +57,18 @@ def run_inspect(options: argparse.Namespace) -> None:
 
 
 def add_convert(sub: Parser) -> None:
-    sub.option("SRC", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
-    sub.option("DST", "folder to be made", dest="target")
+    sub.option("[SRC]", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
+    sub.option("[DST]", "folder to be made", dest="target")
+    sub.option(
+        "--data NAME_OR_PATH", "in place of SRC and DST: data of comparisons, written for other trainers"
+    )
+    sub.option("--to FORMAT", "of data: trl, JSON lines of prompt, chosen and rejected", choices=("trl",))
+    sub.option(
+        "--profile-posts N",
+        "of data: posts of the profile that stand in the prompt (default: 0)",
+        not_negative,
+    )
+    sub.option("--out FILE", "of data: a file to be made (default: standard output)")
     sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")
     sub.option("--step S", "which checkpoint of a run: best, last or a number (default: best)")
     sub.option("--dtype", "of the weights but the head", choices=DTYPES)
@@ -62,11 +83,40 @@ def add_convert(sub: Parser) -> None:
 
 
 def run_convert(options: argparse.Namespace) -> None:
-    """Write a Hugging Face folder, and print where it is."""
+    """Write a Hugging Face folder, and print where it is; or data for other trainers."""
+    if options.data is not None:
+        _convert_data(options)
+        return
+    if given := given_flags(options) & {"--to", "--profile-posts", "--out"}:
+        raise RunError(f"{min(given)}: is about data, and needs --data")
+    if options.target is None:
+        options.parser.error("expected SRC and DST, or --data NAME_OR_PATH --to trl")
     start(options)
     from prb_jax.training.convert import convert
 
     print(f"written to {call(convert, options)}")
+
+
+def _convert_data(options: argparse.Namespace) -> None:
+    from prb_jax.records.writing import json_line, write_once
+    from prb_jax.text.trl_rows import trl_rows
+
+    others = given_flags(options) - {"--data", "--to", "--profile-posts", "--out"}
+    if options.to is None or options.source is not None or others:
+        wrong = min(others, default="SRC")
+        raise RunError(
+            f"--data: expected --to trl beside it, found {wrong}"
+            if options.to
+            else "--data: expected --to trl"
+        )
+    lines = map(json_line, trl_rows(options.data, profile_posts=options.profile_posts or 0))
+    if options.out is None:
+        for line in lines:
+            print(line.decode(), end="")
+        return
+    rows = list(lines)
+    write_once({Path(options.out): b"".join(rows)})
+    print(f"written to {options.out}: {len(rows):,} rows")
 
 
 def add_serve(sub: Parser) -> None:
@@ -76,23 +126,19 @@ def add_serve(sub: Parser) -> None:
     sub.option(
         "MODEL",
         "what `prb evaluate` takes; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
-        "endpoint), a language model that rates each response",
+        "endpoint), a language model that rates each response, or pairs:MODEL, which compares those of a prompt",
     )
     sub.fields(ServeOptions)
-    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
-    sub.option("--top-logprobs N", "of judge:URL#NAME, as of `prb judge`", positive)
+    sub.judge()
     sub.fields(LoadOptions)
 
 
 def run_serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     start(options)
-    from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.scoring.remote.score_server import TOKEN
     from prb_jax.serving.options import ServeOptions
     from prb_jax.serving.serve import serve
 
-    asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
-    judge = None if asked == JudgeOptions() else asked
-    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=judge)
+    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=asked_judge(options))
     serve(options.model, options=serving, loading=chosen(options, LoadOptions))

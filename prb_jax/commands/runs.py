@@ -30,6 +30,10 @@ def add_compare(sub: Parser) -> None:
     _add_logs(sub)
     sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
     sub.option("--across-protocols", "compare runs with different protocols nevertheless")
+    sub.option(
+        "--ties", "what a tie is worth in ranks and differences", choices=("half", "loss"), default="half"
+    )
+    sub.option("--log-loss", "also compare log-losses: scores must be log-odds, as of a calibrated model")
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -101,7 +105,7 @@ def add_correlate(sub: Parser) -> None:
         extend=False,
     )
     about = "of the upper bound over the start, without which there is no power"
-    sub.option("--least-gain X", about, float, default=0.05)
+    sub.option("--least-gain X", about, float, default=0.0)
     sub.option("--plan", "how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
     sub.option("--seed N", "of the draws", not_negative, default=0)
 

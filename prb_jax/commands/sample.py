@@ -11,6 +11,7 @@ from typing import Any
 from prb_jax.commands.arguments import (
     OF_REWARDS,
     Parser,
+    asked_judge,
     call,
     chosen,
     not_negative,
@@ -221,7 +222,7 @@ def add_best_of_n(sub: Parser) -> None:
     sub.option(
         "--rewards MODEL ...",
         "models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
-        "at an endpoint)",
+        "at an endpoint), or pairs:MODEL, which compares the samples of a prompt",
         required=True,
         extend=False,
     )
@@ -238,7 +239,7 @@ def add_best_of_n(sub: Parser) -> None:
     sub.history()
     sub.fields(ViewOptions)
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
-    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
+    sub.judge()
     sub.fields(LoadOptions, make="loading")
     sub.long_run("what was scored is kept: the same command continues the run")
 
@@ -247,11 +248,9 @@ def run_best_of_n(options: argparse.Namespace) -> None:
     """Score, and print the curves."""
     start(options)
     from prb_jax.behaviour.judges.best_of_n import best_of_n, quality_label
-    from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.reports.table import ResultsTable, interval
 
-    asked = JudgeOptions(prompts=options.prompts, template=options.template)
-    result = call(best_of_n, options, judge=None if asked == JudgeOptions() else asked)
+    result = call(best_of_n, options, judge=asked_judge(options, prompts=options.prompts))
     if process_index() > 0:
         return
     summary, curves = result.summary, result.summary["curves"]

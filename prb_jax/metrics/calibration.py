@@ -15,7 +15,8 @@ CALIBRATION_DEFINITION: Final = (
     "the confidence in a comparison is the largest softmax of its scores (for a pair: the Bradley-Terry probability of "
     "the pick, at least 0.5); the pick is right if it has the highest label, and counts by its share where several "
     "responses tie for the best score; bins of equal width; ece = the mean over comparisons of |share right - mean "
-    "confidence| of their bins"
+    "confidence| of their bins; brier = the mean of (confidence - 1)^2 where the pick is right and of confidence^2 "
+    "where it is wrong (Brier 1950), which also rewards a scorer that knows which of its picks are right"
 )
 
 LENGTH_DEFINITION: Final = (
@@ -34,8 +35,8 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
     equal width between 0 and 1: a pair fills the upper half alone.
 
     Returns:
-      "ece", "confidence" (mean), "right" (share, ties by their share), and "bins": for each one that is not empty
-      "low", "high", "n", "confidence" and "right".
+      "ece", "brier", "confidence" (mean), "right" (share, ties by their share), and "bins": for each one that is not
+      empty "low", "high", "n", "confidence" and "right".
 
     Raises:
       DataError: as `prb_jax.metrics.accuracy.margin`.
@@ -67,10 +68,26 @@ def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20)
         )
     return {
         "ece": math.fsum(part["n"] * abs(part["right"] - part["confidence"]) for part in parts) / len(right),
+        "brier": math.fsum(right * (1 - confidence) ** 2 + (1 - right) * confidence**2) / len(right),
         "confidence": math.fsum(confidence) / len(right),
         "right": math.fsum(right) / len(right),
         "bins": parts,
     }
+
+
+def log_losses(rows: Sequence[ScoredRow]) -> np.ndarray:
+    """Return, for each row [n], minus the logarithm of the softmax of its scores on the responses with the best label.
+
+    Raises:
+      DataError: as `prb_jax.metrics.accuracy.margin`.
+    """
+    losses = []
+    for row in rows:
+        margin(row.scores, row.labels, id=row.id)  # refuses what cannot be compared
+        scores, top = np.array(row.scores, np.float64), max(row.labels)
+        best = scores[[label == top for label in row.labels]]
+        losses.append(np.logaddexp.reduce(scores) - np.logaddexp.reduce(best))
+    return np.array(losses)
 
 
 def length_bias(rows: Sequence[ScoredRow], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:

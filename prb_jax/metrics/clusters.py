@@ -1,21 +1,25 @@
-"""What belongs together, rows of one user and rows in which the same responses are judged; the variance of their mean.
+"""What rows have in common, a user or the responses that are judged, and how far it makes them depend on each other.
 
-Where rows share users or responses it is clustered two ways, after Cameron, Gelbach and Miller (2011): the variance
-by user, plus the one by what is judged, minus the one by both. Where the two responses of a pair occur in other pairs
-too, two rows belong together if they share any of their responses (dyadic clustering, Aronow, Samii and Assenova 2015).
+Rows that share a user, or responses, are correlated. Where the two responses of a pair occur in other pairs too, rows
+that share any of their responses are. From these correlations follow the variance of a mean of rows, and its degrees of
+freedom; `prb_jax.metrics.uncertainty` makes intervals of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from prb_jax.errors import short_repr
+
+USERS, RESPONSES, BOTH = "users", "responses", "both"
+"""Factors of a sample: users, responses, and rows of one user with the same response."""
 
 OVER_USERS: Final = "users"
 OVER_DERIVED_USERS: Final = "users derived from shared profile posts"
@@ -23,6 +27,8 @@ OVER_COMPARISONS: Final = "comparisons"
 
 _COARSE = np.concatenate([[0.0], np.geomspace(1e-5, 0.9, 40), [0.95, 0.99, 1 - 1e-9]])
 _FINE_STEPS = 16
+_SURELY: Final = 2.5  # standard errors below 0, from which a covariance is taken for negative
+_LEAST: Final = 1e-3  # of the variance of independent rows, that a mean has at least
 
 
 @dataclass(frozen=True)
@@ -104,68 +110,207 @@ class Components:
 
 
 @dataclass(frozen=True)
-class CrossedVariance:
-    """The variance of a mean, and what it is made of.
+class Factor:
+    """What rows may have in common, a user or a response: the clusters of n rows by it."""
 
-    It is never below the smaller one of ``by_user`` and ``by_responses``, because the difference that two-way
-    clustering takes can be negative by chance; where rows share single responses, whose variance can be negative too,
-    never below ``by_user``; and never below that of half a verdict (``least``). ``clusters`` and ``effective`` are the
-    smaller ones of the (effective) numbers of users and of sets of responses.
-    """
+    by: str  # `USERS`, `RESPONSES` or `BOTH`
+    rows: np.ndarray  # int [m], rows, each as often as it has clusters
+    groups: np.ndarray  # int [m], the cluster of each, 0 to G - 1
+    size: np.ndarray  # int [G], rows of each cluster
 
-    variance: float
-    by_user: float
-    by_responses: float
-    by_both: float
-    clusters: int
-    effective: float
+    __repr__ = short_repr
 
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Return the sums of values [n] by cluster [G]."""
+        return np.bincount(self.groups, values[self.rows], len(self.size))
 
-def crossed_variance(
-    values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None, least: float = 0.25
-) -> CrossedVariance:
-    """Return the variance of the mean of values [n] over users and responses.
+    def pairs(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Return, by cluster, the sums of values[i] others[j] over two different rows i and j."""
+        return self.sums(values) * self.sums(others) - self.sums(values * others)
 
-    Args:
-      values: Values [n] of the rows.
-      clusters: Clusters of the rows.
-      weights: Weights [n] of the rows in the mean, for example `equal_users`; equal ones by default.
-      least: Least variance of the sum of all values; half a verdict's by default.
-    """
-    assert clusters.responses is not None
-    users = user_keys(clusters.users)
-    keys = clusters.responses
-    of_both = [tuple((user, key) for key in pair) for user, pair in zip(users, keys)]
-    by_user = one_way_variance(values, users, weights=weights)
-    by_responses = _by_responses(values, keys, weights)
-    by_both = _by_responses(values, of_both, weights)
-    difference = by_user.variance + by_responses.variance - by_both.variance
-    below = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
-    return CrossedVariance(
-        variance=max(difference, below, least / len(values) ** 2),
-        by_user=by_user.variance,
-        by_responses=by_responses.variance,
-        by_both=by_both.variance,
-        clusters=min(by_user.clusters, by_responses.clusters),
-        effective=min(by_user.effective, by_responses.effective),
-    )
+    def neighbours(self, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Return, for each row, the sum of the values of the other rows of its clusters, times a scale [G] of each."""
+        of_group = (scale * self.sums(values))[self.groups] - scale[self.groups] * values[self.rows]
+        return np.bincount(self.rows, of_group, len(values))
+
+    def precision(self, correlation: float) -> np.ndarray:
+        """Return the weights [G], of sum 1, with which clusters tell their correlation; 0 for a cluster of one row.
+
+        They are the inverse variances of the mean product of two values of a cluster, where values are normal and have
+        this correlation.
+        """
+        n = np.maximum(self.size, 2).astype(np.float64)
+        variance = ((1 + (n - 1) * correlation) ** 2 + (1 - correlation) ** 2 / (n - 1)) / n**2
+        weights = np.where(self.size > 1, 1 / variance, 0.0)
+        return weights / weights.sum()
+
+    def degrees(self, correlation: float) -> float:
+        """Return the degrees of freedom of a variance between clusters: one less than the effective number of clusters
+        that tell it; for clusters of one size, G - 1."""
+        return max(1 / math.fsum(self.precision(correlation) ** 2) - 1, 2 / 3)
 
 
 @dataclass(frozen=True)
-class OneWayVariance:
-    """The variance of a mean, clustered one way."""
+class Sample:
+    """Values of n rows and the factors they share, in an order that does not depend on that of the data.
 
-    raw: float  # the sum of the squared sums of residuals by cluster, over n squared
-    # makes ``raw`` unbiased where all variance is that of clusters: 1 / (1 - 2 sum w^3 / sum w^2 + sum w^2)
-    # for clusters with the shares w of the rows, which is G / (G - 1) for G clusters of one size
-    factor: float
-    clusters: int  # G
-    effective: float  # the effective number of clusters, 1 / sum w^2 (Kish 1965): G for clusters of one size
+    The working model of an interval: rows have one variance, and the covariances of two rows that share a user, or a
+    response, are one share (a correlation) of it each, which add up.
+    """
 
-    @property
-    def variance(self) -> float:
-        """With the factor."""
-        return self.raw * self.factor
+    values: np.ndarray  # float64 [n]
+    weights: np.ndarray  # float64 [n], of sum 1
+    factors: tuple[Factor, ...]  # those by which any two rows belong together
+    clusters: int  # the smaller one of the numbers of users and of responses
+
+    __repr__ = short_repr
+
+    @cached_property
+    def mean(self) -> float:
+        """The weighted mean."""
+        return math.fsum(self.weights * self.values)
+
+    @cached_property
+    def alone(self) -> float:
+        """The variance of the mean of independent rows of variance 1."""
+        return math.fsum(self.weights**2)
+
+    @cached_property
+    def shared(self) -> tuple[float, ...]:
+        """For each factor, what comes to it where rows are equal within each cluster: the part of different rows."""
+        return tuple(math.fsum(factor.pairs(self.weights, self.weights)) for factor in self.factors)
+
+    def variance(self, correlations: Sequence[float]) -> float:
+        """Return the variance of the mean in units of that of a row, with a correlation for each factor."""
+        shared = math.fsum(rho * part for rho, part in zip(correlations, self.shared, strict=True))
+        return max(self.alone + shared, _LEAST * self.alone)
+
+    def degrees(self, correlations: Sequence[float], *, factor: float = 1.0) -> float:
+        """Return the degrees of freedom of this variance, between those of its parts.
+
+        It has a part between the clusters of each factor and one within all, each with its own degrees of freedom. The
+        inverse degrees are averaged, weighted by the parts. Satterthwaite (1946) has squared weights in their place,
+        which are right for parts that are estimated well; here a correlation of 0 may be estimated for one that is not.
+
+        Args:
+          correlations: of the factors.
+          factor: by which the degrees of the parts between clusters are multiplied.
+        """
+        most, total = max(len(self.values) - 1.0, 1.0), self.variance(correlations)
+        squares, inverse, parts = self.weights**2, 0.0, 0.0
+        for one, rho, shared in zip(self.factors, correlations, self.shared, strict=True):
+            # a row that is alone in its cluster tells nothing of the correlation, and its part is one within
+            keys = len(one.rows) // len(self.values)
+            alone = math.fsum(squares[one.rows[one.size[one.groups] > 1]]) / keys
+            part = abs(rho) * (alone + shared) / total
+            inverse, parts = inverse + part / (factor * one.degrees(max(rho, 0.0))), parts + part
+        return min(max(1 / (inverse + max(1 - parts, 0.0) / most), 1.0), most)
+
+
+def sample_of(values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None) -> Sample:
+    """Return the sample of values [n] with these clusters, and weights [n] in the mean (equal ones by default)."""
+    n, keys = len(values), clusters.responses
+    weights = np.ones(n) if weights is None else np.asarray(weights, np.float64)
+    users = _numbers(clusters.users)
+    columns = (
+        [] if keys is None else list(_numbers([key for of_row in keys for key in of_row]).reshape(n, -1).T)
+    )
+    order = np.lexsort((values, *columns, users))
+    users, columns = users[order], [column[order] for column in columns]
+    lonely = users < 0
+    users[lonely] = users.max(initial=-1) + 1 + np.arange(lonely.sum())
+    weights = weights[order] / math.fsum(weights)
+    of_users = _factor(USERS, [users])
+    factors, least = [of_users], len(of_users.size)
+    if columns:
+        of_responses = _factor(RESPONSES, columns)
+        both = _factor(BOTH, [users * (1 + int(np.max(columns))) + column for column in columns])
+        factors, least = [of_users, of_responses, both], min(least, len(of_responses.size))
+    shared = tuple(factor for factor in factors if factor.size.max(initial=0) > 1)
+    return Sample(np.asarray(values, np.float64)[order], weights, shared, least)
+
+
+def _numbers(names: Sequence[str | None]) -> np.ndarray:
+    """A number for each name, in the order of the names; -1 for none."""
+    number: dict[str | None, int] = {
+        name: place for place, name in enumerate(sorted({name for name in names if name is not None}))
+    }
+    number[None] = -1
+    return np.fromiter(map(number.__getitem__, names), np.int64, len(names))
+
+
+def _factor(by: str, columns: Sequence[np.ndarray]) -> Factor:
+    """The factor of one key of each row [n], or of two."""
+    _, groups, size = np.unique(np.stack(columns, axis=1), return_inverse=True, return_counts=True)
+    return Factor(by, np.repeat(np.arange(len(columns[0])), len(columns)), groups.reshape(-1), size)
+
+
+def mean_variance(sample: Sample) -> tuple[float, list[float]]:
+    """Return an unbiased variance of the weighted mean, and the correlation of each factor (0 to 1).
+
+    Covariances come from products of the residuals of two rows of a cluster, in which clusters count by
+    `Factor.precision`. The found mean shares the errors of the rows. So the expected products are linear in the
+    variance and the covariances, and the linear equations are solved.
+
+    A covariance below 0 is taken for 0 unless it is surely negative, 2.5 standard errors of independent rows below:
+    where two answers are shown to people who disagree, a scorer that does not know them is right for just one.
+
+    Without a factor it is the usual variance of a mean; for clusters of one size it is that of the clusters' means.
+    """
+    n, factors = len(sample.values), sample.factors
+    residuals, ones = sample.values - sample.mean, np.ones(n)
+    square = float(residuals @ residuals) / n
+    if not square:
+        return 0.0, [0.0] * len(factors)
+    scales = [_pair_weights(factor, residuals) for factor in factors]
+    errors_of = [
+        math.sqrt(2 * math.fsum(scale**2 * factor.size * (factor.size - 1.0)))
+        for factor, scale in zip(factors, scales, strict=True)
+    ]
+    with_mean = [sample.weights, *(one.neighbours(sample.weights, np.ones(len(one.size))) for one in factors)]
+    kept = list(range(len(factors)))
+    while True:
+        used = [factors[place] for place in kept]
+        products, in_products = [square], [ones / n]
+        system = np.eye(len(kept) + 1)
+        for row, place in enumerate(kept, 1):
+            products.append(float(scales[place] @ factors[place].pairs(residuals, residuals)))
+            in_products.append(factors[place].neighbours(ones, scales[place]))
+            system[row, 1:] = [_overlap(factors[place], scales[place], other, n) for other in used]
+        errors = np.stack([with_mean[0], *(with_mean[1 + place] for place in kept)])
+        system += sample.weights @ errors.T - 2 * np.stack(in_products) @ errors.T
+        variance, *covariances = np.linalg.lstsq(system, np.array(products), rcond=None)[0].tolist()
+        below = [
+            (covariance, place)
+            for covariance, place in zip(covariances, kept, strict=True)
+            if covariance < 0 and covariance > -_SURELY * square * errors_of[place]
+        ]
+        if not below:
+            break
+        kept.remove(min(below)[1])
+    correlations = [0.0] * len(factors)
+    variance = max(variance, 0.0)
+    for place, covariance in zip(kept, covariances, strict=True):
+        correlations[place] = min(max(covariance / variance, -1.0), 1.0) if variance else 0.0
+    return variance * sample.variance(correlations), correlations
+
+
+def _pair_weights(factor: Factor, residuals: np.ndarray) -> np.ndarray:
+    """The weight [G] of each pair of rows of a cluster in the covariance, by the correlation that is found with it."""
+    counts, correlation = np.maximum(factor.size * (factor.size - 1.0), 1.0), 0.05
+    products = factor.pairs(residuals, residuals) / counts / np.mean(residuals**2)
+    for _ in range(3):
+        correlation = min(max(float(factor.precision(correlation) @ products), 0.0), 1.0)
+    return factor.precision(correlation) / counts
+
+
+def _overlap(factor: Factor, scale: np.ndarray, other: Factor, n: int) -> float:
+    """The sum over pairs of rows of a factor, with a scale of each cluster, of how many clusters of the other they
+    share."""
+    of_row = other.groups[np.argsort(other.rows, kind="stable")].reshape(n, -1)
+    cells = factor.groups[:, None] * len(other.size) + of_row[factor.rows]
+    cells, counts = np.unique(cells, return_counts=True)
+    return float(scale[cells // len(other.size)] @ (counts * (counts - 1.0)))
 
 
 def user_keys(users: Sequence[str | None]) -> list[Hashable]:
@@ -178,57 +323,6 @@ def equal_users(users: Sequence[str | None]) -> np.ndarray:
     keys = user_keys(users)
     rows = Counter(keys)
     return np.array([1 / rows[key] for key in keys])
-
-
-def _by_responses(
-    values: np.ndarray, keys: Sequence[tuple[Hashable, ...]], weights: np.ndarray | None
-) -> OneWayVariance:
-    """Clustered by the one key of each row, or by either of the two."""
-    if len(keys[0]) == 1:
-        return one_way_variance(values, [key[0] for key in keys], weights=weights)
-    either = one_way_variance(
-        np.repeat(values, 2),
-        [key for pair in keys for key in pair],
-        weights=None if weights is None else np.repeat(weights, 2),
-    )
-    # two rows of one pair share both keys, and count once
-    both = one_way_variance(values, keys, weights=weights)
-    return replace(either, raw=either.raw * 4 - both.raw)
-
-
-def one_way_variance(
-    values: np.ndarray, keys: Iterable[Hashable], *, weights: np.ndarray | None = None
-) -> OneWayVariance:
-    """Return the variance of the mean of values [n], with weights or without, clustered by one key of each row."""
-    number: dict[Hashable, int] = {}
-    of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
-    if weights is None:
-        sums, shares = (
-            np.bincount(of_row, weights=values),
-            np.bincount(of_row),
-        )  # exact for small whole numbers
-        return variance_of_sums(sums, shares, mean=values.sum() / len(values))
-    order = np.lexsort((values, weights, of_row))  # no sum depends on the order of the rows
-    of_row, weights = of_row[order], weights[order]
-    products = weights * values[order]
-    sums, shares = np.bincount(of_row, weights=products), np.bincount(of_row, weights=weights)
-    return variance_of_sums(sums, shares, mean=math.fsum(products) / math.fsum(weights))
-
-
-def variance_of_sums(sums: np.ndarray, shares: np.ndarray, *, mean: float) -> OneWayVariance:
-    """Return the variance of a mean, clustered, from sums of values and of weights of each cluster [G]; the weights are
-    numbers of rows (int), or any."""
-    residuals = sums - mean * shares
-    weights = shares.tolist()
-    add = math.fsum if shares.dtype.kind == "f" else sum  # whole numbers are added exactly, of any size
-    n, squares, cubes = add(weights), add(w**2 for w in weights), add(w**3 for w in weights)
-    above, below = squares * n**2, squares * n**2 - 2 * n * cubes + squares**2
-    return OneWayVariance(
-        raw=math.fsum(residuals**2) / n**2,  # exact: not even the last bit depends on the order of the rows
-        factor=above / below if below else 1.0,  # of whole numbers, and so exact for clusters of one size
-        clusters=len(weights),
-        effective=n**2 / squares,
-    )
 
 
 def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:

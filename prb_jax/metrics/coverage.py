@@ -10,8 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.metrics.clusters import Clusters, crossed_variance, equal_users
-from prb_jax.metrics.uncertainty import Interval, clustered_interval, crossed_interval
+from prb_jax.metrics.clusters import RESPONSES, Clusters, equal_users, sample_of
+from prb_jax.metrics.uncertainty import (
+    CROSSED,
+    LEAST_CLUSTERS,
+    TWO_WAY,
+    Interval,
+    accuracy_interval,
+    share_correlations,
+    too_few,
+    wilson_ends,
+)
 
 LEVEL: Final = 0.05
 
@@ -63,7 +72,7 @@ def coverage(
         if rows
         else "no row has a user"
     )
-    interval = clustered_interval(served, np.ones(testable, np.int64), what="testable users")
+    interval = accuracy_interval(served, Clusters((None,) * testable), what="testable users")
     if responses is not None and interval.bounds is not None:
         tested = [row for row, user in enumerate(users) if user in p_values]
         clusters = Clusters(tuple(users), responses).take(tested)
@@ -85,14 +94,26 @@ def coverage(
 def _crossed(served: np.ndarray, wins: np.ndarray, clusters: Clusters, *, slope: float) -> Interval:
     """Return the interval of the share of users who are served [U], where users judge the same responses.
 
-    Wilson's interval, with the number of independent users that would give the variance over users plus the one over
-    responses. The latter is the one of the mean accuracy of users, times the squared slope of the coverage in this
-    accuracy; the share in its denominator counts half a user more on either side, so that it is never 0 or 1.
+    Wilson's interval, with the variance over users plus the one over responses. The latter is the part of the variance
+    of users' mean accuracy that responses are behind, times the squared slope of the coverage in this accuracy; the
+    share in its denominator counts half a user more on either side, so that it is never 0 or 1.
     """
-    crossed = crossed_variance(wins, clusters, weights=equal_users(clusters.users))
+    sample = sample_of(wins, clusters, weights=equal_users(clusters.users))
+    if sample.clusters < LEAST_CLUSTERS:
+        return too_few(sample.clusters, CROSSED, method=TWO_WAY)
     users, share = len(served), (served.sum() + 0.5) / (len(served) + 1)
-    of_responses = slope**2 * max(crossed.by_responses - crossed.by_both, 0.0) / (share * (1 - share))
-    return crossed_interval(float(served.mean()), crossed, rows=1 / (1 / (users - 1) + of_responses))
+    alone, scale = 1 / (users - 1), slope**2 * sample.mean * (1 - sample.mean) / (share * (1 - share))
+    correlations = share_correlations(sample)
+    ((factor, correlation, shared),) = (
+        of_factor
+        for of_factor in zip(sample.factors, correlations, sample.shared, strict=True)
+        if of_factor[0].by == RESPONSES
+    )
+    of_responses = scale * correlation * shared
+    parts = ((alone, users - 1), (of_responses, factor.degrees(correlation)))
+    inverse = sum((part / (alone + of_responses)) ** 2 / degrees for part, degrees in parts)
+    ends = wilson_ends(float(served.mean()), alone + of_responses, 1 / inverse)
+    return Interval(*ends, None, TWO_WAY, sample.clusters)
 
 
 def _pivotal_rows(wins: int, rows: int, *, needed: int) -> float:

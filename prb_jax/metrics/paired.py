@@ -16,20 +16,32 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.calibration import log_losses
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.uncertainty import difference_interval, grade_interval, mean_interval
+from prb_jax.metrics.uncertainty import Interval, difference_interval, grade_interval, mean_interval
 
 LEVEL: Final = 0.05
+POWER: Final = 0.8
+HALF, LOSS = TIES = ("half", "loss")
+"""What a tie is worth in ranks and differences."""
 
 COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n; a tie is not a win. Of the graded rows of another harness: their mean grade",
+    "ties": "comparisons in which the two compared scores are equal",
+    "half_credit_accuracy": "(strict wins + ties / 2) / n",
+    "tie_credit": "what a tie counts in ranks and differences: 0.5, so that coarse scores are not below fine ones; 0 "
+    "with --ties loss",
     "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
     "interval; null where there are fewer than six clusters",
-    "rank_group": "1 for the best. The runs stand in the order of accuracy, and a new group begins with the first run "
-    "that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05; with "
-    "fewer than six clusters none are",
-    "difference": "accuracy of a minus accuracy of b on the same comparisons",
+    "rank_group": "1 for the best. The runs stand in the order of accuracy, ties counted by tie_credit, and a new "
+    "group begins with the first run that the data tell apart from one of the group before it. Two runs are told apart "
+    "if p_holm is at most 0.05; with fewer than six clusters none are",
+    "difference": "accuracy of a minus accuracy of b on the same comparisons, ties counted by tie_credit",
+    "detectable": "the smallest true difference that the test of this one pair would have found, at 0.05 and before "
+    "the adjustment, with a power of 80 %: by the noncentral t distribution with the standard error of the interval",
+    "log_loss": "with --log-loss: the mean of minus the logarithm of the softmax of the scores on the preferred "
+    "response. log_loss_difference: that of a minus that of b, with its interval, p and Holm's p; below 0 a is better",
     "p": "two-sided t test of the difference, with the standard error and the degrees of freedom of its interval; null "
     "where there is none",
     "p_holm": "p adjusted for all pairs by the method of Holm (1979)",
@@ -69,18 +81,27 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def compare_rows(
-    runs: Mapping[str, Sequence[ScoredRow]], *, clusters: Clusters | None = None
+    runs: Mapping[str, Sequence[ScoredRow]],
+    *,
+    clusters: Clusters | None = None,
+    ties: str = HALF,
+    log_loss: bool = False,
 ) -> dict[str, Any]:
     """Compare every two of several models that scored the same comparisons.
 
     Args:
       runs: by name, the rows of each model; two or more, each comparison once, in any order.
       clusters: of the rows of the first run, in their order; by their users where it is not given.
+      ties: one of `TIES`: a tie is worth half a win in ranks and differences, or nothing.
+      log_loss: also compare log-losses, of scores that are log-odds.
 
     Returns:
-      {"runs": [{name, accuracy, ci95, rank_group}] from the best to the worst,
-       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "p_mcnemar", "n", "users", "flips", "scores"}] in the
-       order of "runs"},
+      {"runs": [{name, accuracy, ci95, ties, half_credit_accuracy, rank_group}] from the best to the worst,
+       "pairs": [{"a", "b", "difference", "ci95", "detectable", "p", "p_holm", "p_mcnemar", "n", "users", "flips",
+       "scores"}] in the order of "runs",
+       "tie_credit": 0.5 or 0},
+       with ``log_loss`` also "log_loss" and "log_loss_ci95" of runs, and of pairs "log_loss_difference",
+       "log_loss_ci95", "log_loss_p" and "log_loss_p_holm",
       plain JSON values, as ``COMPARISON_DEFINITIONS`` explains them.
 
     Raises:
@@ -88,14 +109,18 @@ def compare_rows(
     """
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
+    if ties not in TIES:
+        raise DataError(f"ties: expected one of {', '.join(TIES)}, found {quote(ties)}")
+    tie_credit = 0.5 if ties == HALF else 0.0
     matched, users = _matched(runs)
     clusters = clusters or Clusters(tuple(users))
     known = len({user for user in clusters.users if user is not None})
-    names = sorted(runs, key=lambda name: (-matched[name].grades.sum(), name))
+    credits = {name: run.grades + tie_credit * run.ties for name, run in matched.items()}
+    names = sorted(runs, key=lambda name: (-credits[name].sum(), name))
     bounded = all(run.grades.min() >= 0 and run.grades.max() <= 1 for run in matched.values())
     pairs = []
     for a, b in itertools.combinations(names, 2):
-        gains = matched[a].grades - matched[b].grades
+        gains = credits[a] - credits[b]
         interval = (
             difference_interval(gains, clusters)
             if bounded
@@ -107,6 +132,7 @@ def compare_rows(
                 "b": b,
                 "difference": float(gains.mean()),
                 "ci95": interval.bounds,
+                "detectable": _detectable(interval),
                 "p": interval.p_value(float(gains.mean())),
                 "p_holm": None,
                 "p_mcnemar": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
@@ -116,27 +142,75 @@ def compare_rows(
                 "scores": _score_differences(matched[a].scores, matched[b].scores),
             }
         )
-    tested = [pair for pair in pairs if pair["p"] is not None]
-    for pair, adjusted in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
-        pair["p_holm"] = float(adjusted)
-    groups = _rank_groups(names, {(pair["a"], pair["b"]) for pair in tested if pair["p_holm"] <= LEVEL})
+    add_holm(pairs)
+    apart = {
+        (pair["a"], pair["b"]) for pair in pairs if pair["p_holm"] is not None and pair["p_holm"] <= LEVEL
+    }
+    groups = _rank_groups(names, apart)
     standings = [
         {
             "name": name,
             "accuracy": float(matched[name].grades.mean()),
             "ci95": grade_interval(matched[name].grades, clusters).bounds,
+            "ties": int(matched[name].ties.sum()),
+            "half_credit_accuracy": float((matched[name].grades + matched[name].ties / 2).mean()),
             "rank_group": groups[name],
         }
         for name in names
     ]
-    return {"runs": standings, "pairs": pairs}
+    if log_loss:
+        _add_log_losses(standings, pairs, matched, clusters)
+    return {"runs": standings, "pairs": pairs, "tie_credit": tie_credit}
+
+
+def add_holm(rows: Sequence[dict[str, Any]], *, p: str = "p") -> None:
+    """Add to each row that has a p-value the one that is adjusted for all of these, as ``p`` with "_holm"."""
+    tested = [row for row in rows if row[p] is not None]
+    for row, adjusted in zip(tested, holm([row[p] for row in tested]), strict=True):
+        row[f"{p}_holm"] = float(adjusted)
+
+
+def _add_log_losses(
+    standings: Sequence[dict[str, Any]],
+    pairs: Sequence[dict[str, Any]],
+    runs: Mapping[str, _Run],
+    clusters: Clusters,
+) -> None:
+    losses = {}
+    for name, run in runs.items():
+        if run.rows[0].is_graded:
+            raise DataError(f"{name}: has grades, and no scores of several responses; log-losses need scores")
+        losses[name] = log_losses(run.rows)
+    for run in standings:
+        own = losses[run["name"]]
+        interval = mean_interval(own, clusters.users, responses=clusters.responses)
+        run |= {"log_loss": float(own.mean()), "log_loss_ci95": interval.bounds}
+    for pair in pairs:
+        change = losses[pair["a"]] - losses[pair["b"]]
+        interval = mean_interval(change, clusters.users, responses=clusters.responses)
+        mean = float(change.mean())
+        pair |= {"log_loss_difference": mean, "log_loss_ci95": interval.bounds}
+        pair |= {"log_loss_p": interval.p_value(mean), "log_loss_p_holm": None}
+    add_holm(pairs, p="log_loss_p")
+
+
+def _detectable(interval: Interval) -> float | None:
+    """The difference that a t test at `LEVEL` finds with a power of 80 %."""
+    from scipy.special import nctdtrinc, stdtrit  # scipy takes long to import
+
+    if interval.standard_error is None or interval.degrees is None:
+        return None
+    needed = nctdtrinc(interval.degrees, 1 - POWER, stdtrit(interval.degrees, 1 - LEVEL / 2))
+    return float(needed * interval.standard_error)
 
 
 @dataclass(frozen=True)
 class _Run:
     """Of n rows; each is the grade where rows are graded."""
 
+    rows: Sequence[ScoredRow]
     grades: np.ndarray  # 1 for a win, else 0
+    ties: np.ndarray  # bool; of grades there are none
     verdicts: np.ndarray  # win 1, tie 0, loss -1
     scores: np.ndarray  # of all responses
 
@@ -144,9 +218,9 @@ class _Run:
 def _run(rows: Sequence[ScoredRow]) -> _Run:
     scores = np.array([score for row in rows for score in row.scores], np.float64)
     if rows[0].is_graded:
-        return _Run(scores, scores, scores)
+        return _Run(rows, scores, np.zeros(len(scores), bool), scores, scores)
     result = outcomes(rows)
-    return _Run(result.wins.astype(np.float64), np.sign(result.margins), scores)
+    return _Run(rows, result.wins.astype(np.float64), result.ties, np.sign(result.margins), scores)
 
 
 def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], list[str | None]]:
@@ -252,7 +326,7 @@ def tost(estimate: float, *, standard_error: float, degrees: float, margin: floa
 
 
 def smallest_shift(
-    values: np.ndarray, *, standard_error: float, degrees: float, level: float, power: float = 0.8
+    values: np.ndarray, *, standard_error: float, degrees: float, level: float, power: float = POWER
 ) -> float | None:
     """Return the smallest shift of a mean of verdicts from 0.5 that its interval would have excluded with a power.
 

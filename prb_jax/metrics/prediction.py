@@ -4,9 +4,8 @@ Six measures with their values by chance and exact tests. They take arrays [...,
 the last axis; where a measure is not defined (a list of equal numbers) it is NaN. ``x`` predicts, ``y`` is the outcome;
 higher is better in both.
 
-Figures are resampled over users and models. The users of a draw are those of all figures together: a user who is drawn
-twice counts twice in the benchmark and in the behaviour, and for every model. The models of a draw are drawn with
-replacement too.
+Figures are resampled over users. The users of a draw are those of all figures together: a user who is drawn
+twice counts twice in the benchmark and in the behaviour, and for every model. Measures have intervals over models.
 """
 
 from __future__ import annotations
@@ -255,27 +254,109 @@ def part_quantile(parts: Sequence[Cells], weights: np.ndarray, *, quantile: floa
 
 
 def predict(benchmark: Resampled, behaviour: Resampled, *, seed: int) -> dict[str, dict[str, Any]]:
-    """Return each measure of how a benchmark predicts a behaviour of the same models: value, ci95, p, chance (its mean
-    by chance). The draws of both are of the same users; the seed is that of the draws of models and of random orders.
+    """Return each measure of how a benchmark predicts a behaviour of the same models: value, ci95, p, p_holm (None),
+    chance (its mean by chance). Pearson's correlation also has "without_noise".
+
+    Intervals are over models. The figures hold the noise of their users already: draws of users would add it again.
+    The seed is that of the draws of models and of random orders.
     """
-    draws, models = benchmark.draws.shape
-    chosen = np.random.default_rng((seed, 1)).integers(models, size=(draws, models))
-    x, y = (np.take_along_axis(sample.draws, chosen, axis=1) for sample in (benchmark, behaviour))
-    defined = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    x, y = benchmark.values, behaviour.values
     figures = {}
     for name, measure in MEASURES.items():
-        value = float(measure(benchmark.values, behaviour.values))
-        p, chance = permutation_test(name, benchmark.values, behaviour.values, seed=seed)
-        resampled = np.full(draws, np.nan)
-        if defined.any():
-            resampled[defined] = in_parts(measure, x[defined], y[defined])
+        value = float(measure(x, y))
+        p, chance = permutation_test(name, x, y, seed=seed)
+        defined = not math.isnan(value)
+        if name in _FISHER:
+            ends = fisher_interval(name, value, len(x)) if defined else None
+        else:
+            ends = bca_interval(measure, x, y, seed=seed) if defined else None
         figures[name] = {
-            "value": None if np.isnan(value) else value,
-            "ci95": None if np.isnan(value) else percentiles(resampled),
+            "value": value if defined else None,
+            "ci95": ends,
             "p": p,
+            "p_holm": None,
             "chance": chance,
         }
+    pearson_figure = figures["pearson"]
+    pearson_figure["without_noise"] = without_noise(benchmark, behaviour, pearson_figure)
     return figures
+
+
+_FISHER: Final[Mapping[str, Callable[[float, int], tuple[float, float]]]] = MappingProxyType(
+    {  # (value, models) -> the variance of its Fisher z times this number of models, and this number
+        "pearson": lambda value, models: (1.0, models - 3),
+        "spearman": lambda value, models: (1 + value**2 / 2, models - 3),  # Bonett and Wright 2000
+        "kendall": lambda value, models: (0.437, models - 4),  # Fieller, Hartley and Pearson 1957
+    }
+)
+
+
+def fisher_interval(name: str, value: float, models: int) -> list[float] | None:
+    """Return the 95 % interval of a correlation by Fisher's z; None with too few models.
+
+    A rank correlation of 1 is taken for one half way to the next lower value that so many models can have.
+    """
+    scaled, count = _FISHER[name](value, models)
+    if count < 1:
+        return None
+    steps = {
+        "pearson": 0.0,
+        "spearman": 6 / (models * (models**2 - 1)),
+        "kendall": 2 / (models * (models - 1)),
+    }
+    most = 1 - max(steps[name], 1e-15)
+    z, half = math.atanh(min(max(value, -most), most)), 1.959964 * math.sqrt(scaled / count)
+    return [math.tanh(z - half), math.tanh(z + half)]
+
+
+def bca_interval(
+    measure: Measure, x: np.ndarray, y: np.ndarray, *, seed: int, draws: int = 2000
+) -> list[float] | None:
+    """Return the 95 % bias-corrected and accelerated bootstrap interval over models (Efron 1987)."""
+    from scipy.special import ndtr, ndtri  # scipy takes long to import
+
+    models, value = len(x), float(measure(x, y))
+    chosen = np.random.default_rng((seed, 1)).integers(models, size=(draws, models))
+    values = in_parts(measure, x[chosen], y[chosen])
+    values = values[np.isfinite(values)]
+    if len(values) < max(2, _LEAST_DEFINED * draws):
+        return None
+    others = np.array([[k for k in range(models) if k != left_out] for left_out in range(models)])
+    jackknife = measure(x[others], y[others])
+    jackknife = jackknife[np.isfinite(jackknife)]
+    apart = jackknife.mean() - jackknife if len(jackknife) else np.zeros(1)
+    spread = float((apart**2).sum())
+    acceleration = float((apart**3).sum()) / (6 * spread**1.5) if spread > 0 else 0.0
+    below = (np.sum(values < value) + np.sum(values == value) / 2) / len(values)
+    bias = ndtri(min(max(below, 1 / len(values)), 1 - 1 / len(values)))
+    shifted = bias + ndtri([0.025, 0.975])
+    places = ndtr(bias + shifted / np.maximum(1 - acceleration * shifted, 1e-9))
+    return [float(end) for end in np.quantile(values, places)]
+
+
+def without_noise(
+    benchmark: Resampled, behaviour: Resampled, measured: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return Pearson's correlation, and its interval, of the figures that infinitely many users would give.
+
+    Errors in variables: the noise of users, and what both figures share of it, are taken from the variances and the
+    covariance (Spearman 1904). None where the models differ by no more than noise, or nothing was measured.
+    """
+    (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
+    if measured["value"] is None or not spread_x * spread_y:
+        return None
+    models = len(benchmark.values)
+    kept = np.isfinite(benchmark.draws).all(axis=1) & np.isfinite(behaviour.draws).all(axis=1)
+    apart = [one.draws[kept] - one.draws[kept].mean(axis=1, keepdims=True) for one in (benchmark, behaviour)]
+    apart = [one - one.mean(axis=0) for one in apart]
+    shared = float(np.mean(apart[0] * apart[1])) * models / (models - 1)
+    size = math.hypot(noise_x, spread_x) * math.hypot(noise_y, spread_y)
+
+    def true(correlation: float) -> float:
+        return min(max((correlation * size - shared) / (spread_x * spread_y), -1.0), 1.0)
+
+    ends = measured["ci95"]
+    return {"value": true(measured["value"]), "ci95": None if ends is None else [true(end) for end in ends]}
 
 
 PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
@@ -287,8 +368,12 @@ PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
     "share their discount",
     "rbo": "rank-biased overlap with p = 0.9, extrapolated (Webber et al. 2010, equation 30); with all models in both "
     "lists it is never near 0: compare it with its value by chance",
-    "ci95": "95 % percentile interval over draws of users (the same for benchmark, behaviour and all models) and of "
-    "models; null where a measure is not defined in half of the draws",
+    "ci95": "95 % interval over models, of the figures as they were measured: by Fisher's z for the correlations "
+    "(Pearson's, Spearman's, Kendall's), else the BCa bootstrap over models. The noise of users is in the figures, and "
+    "is not added again; null with too few models",
+    "without_noise": "Pearson's correlation, with its interval, of the figures that infinitely many users would give "
+    "(errors in variables); null where the models differ by no more than the noise of users",
+    "p_holm": "p adjusted by the method of Holm (1979) for all measures, figures and behaviours",
     "p": "permutation test: how many orders of the behaviour are at least as far out; two-sided, for ndcg and rbo "
     "one-sided; all orders for at most 8 models, else 9,999 random ones",
     "chance": "mean of the measure over these orders",

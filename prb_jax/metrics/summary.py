@@ -28,7 +28,7 @@ ITSELF: Final = "the model is this baseline"
 
 _SCORE: Final = (
     "a score interval: the means from which the accuracy is at most t standard errors away, each with the standard "
-    "error of a beta-binomial distribution with this mean and its most likely correlation within {over}"
+    "error of a beta-binomial distribution with this mean and the most likely correlation within {over}"
 )
 _ONE_OF: Final = {
     OVER_USERS: "a user",
@@ -36,10 +36,9 @@ _ONE_OF: Final = {
     OVER_COMPARISONS: "a comparison",
 }
 _TWO_WAY: Final = (
-    "two-way clustered over {over} and {responses}, because several users judge the same responses: the variance by "
-    "users, plus the one by responses, minus the one by both (Cameron, Gelbach and Miller), never below {least}, "
-    "in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
-    "effective number of clusters; over {over} alone where fewer than ten rows are won, or lost"
+    "a score interval over {over} and {responses}, because several users judge the same responses: the means from "
+    "which the accuracy is at most t standard errors away, each with the standard error that follows from the "
+    "correlations of rows of one user and of rows with the same responses"
 )
 _SERVED_TWO_WAY: Final = (
     "; to the variance over users comes the one over {responses}: that of the mean accuracy of users, times the "
@@ -158,11 +157,9 @@ def _definitions(clusters: Clusters) -> dict[str, str]:
     if clusters.responses is None:
         method, paired, served = score, f"over {over}", ""
     else:
-        sets = len(clusters.responses[0]) == 1
-        responses = "sets of responses" if sets else "responses"
-        least = "the smaller one of the first two" if sets else "the one by users"
-        method = _TWO_WAY.format(over=over, responses=responses, least=least)
-        paired = f"two-way clustered over {over} and {responses}"
+        responses = "sets of responses" if len(clusters.responses[0]) == 1 else "responses"
+        method = _TWO_WAY.format(over=over, responses=responses)
+        paired = f"over {over} and {responses}"
         served = _SERVED_TWO_WAY.format(responses=responses)
     return {
         key: text.format(over=over, method=method, served=served, paired=paired)

@@ -8,23 +8,23 @@ judge the same responses, it is taken over users and responses (`prb_jax.metrics
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import (
     OVER_COMPARISONS,
     Clusters,
-    CrossedVariance,
-    crossed_variance,
+    Factor,
+    Sample,
     equal_users,
     fit_correlation,
-    one_way_variance,
-    user_keys,
+    mean_variance,
+    sample_of,
 )
 
 LEAST_CLUSTERS: Final = 6  # with fewer clusters no interval is given: none holds its nominal coverage
@@ -32,10 +32,11 @@ LEAST_CLUSTERS: Final = 6  # with fewer clusters no interval is given: none hold
 SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
 """Methods of intervals, see `docs/statistics.md`."""
 
-_STEPS: Final = 28  # of bisection
+_TOWARDS: Final = 0.6  # how far of the way to the end of its own interval a factor's mean is taken
+_ROUNDS: Final = 4  # of an end and the correlation there
 _FURTHER_ROWS: Final = 2  # with a difference, one either way, in the variance of differences of verdicts
-_CROSSED: Final = "users or sets of responses"
-_LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can be estimated
+CROSSED: Final = "users or sets of responses"
+_BETWEEN: Final = 1.5  # by which the degrees of freedom between clusters are multiplied, in a score test
 
 
 @dataclass(frozen=True)
@@ -74,106 +75,106 @@ class Interval:
         return {name: self.bounds, f"{name}_reason": self.reason}
 
 
-def clustered_interval(
-    wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95, what: str = "users"
-) -> Interval:
-    """Return the interval of the accuracy over clusters of rows: a score test, inverted.
-
-    A mean m belongs to the interval if the found accuracy is at most t standard errors from m, where the standard error
-    is the one that would hold if m were true: that of a beta-binomial distribution with mean m and its most likely
-    correlation within clusters. So the interval stays within [0, 1] and keeps a width where everything is won, and rows
-    that are as good as independent are known to be so. t has 1.5 (C - 1) / s^2 degrees of freedom, at most the number
-    of rows minus 1, where C is the effective number of clusters and s the share of the variance that comes from
-    differences of clusters.
-
-    Args:
-      wins, rows: [C] int, of each cluster; a row at least.
-      per_cluster: of the mean over clusters of their accuracies, instead of the accuracy of all rows.
-      level: nominal coverage.
-      what: what a cluster is called in the reason, in the plural.
-    """
-    wins, rows = np.asarray(wins, np.int64), np.asarray(rows, np.int64)
-    clusters = len(rows)
-    if clusters < LEAST_CLUSTERS:
-        return _too_few(clusters, what, method=SCORE)
-    estimate, excess = score_test(wins, rows, per_cluster=per_cluster, level=level)
-    return Interval(_end(excess, estimate, 0.0), _end(excess, estimate, 1.0), None, SCORE, clusters)
-
-
-def score_test(
-    wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95
-) -> tuple[float, Callable[[float], float]]:
-    """Return the accuracy, and a function of a mean that is above 0 for a mean outside the interval.
-
-    Arguments as of `clustered_interval`.
-    """
-    weights = np.full(len(rows), 1 / len(rows)) if per_cluster else rows / rows.sum()
-    lost, won = int((rows - wins).sum()), int(wins.sum())
-    estimate = math.fsum(weights * (wins / rows)) if lost and won else float(won > 0)
-    # the variance is m (1 - m) (single + shared * correlation)
-    single = math.fsum(weights**2 / rows)
-    parts = weights**2 * (rows - 1) / rows
-    shared = math.fsum(parts)
-    effective = shared**2 / math.fsum(parts**2) if shared else 0.0
-    correlation_at = fit_correlation(wins, rows) if shared else lambda mean: 0.0
-    most = float(rows.sum() - 1)
-
-    def excess(mean: float) -> float:
-        correlation = correlation_at(mean)
-        variance = single + shared * correlation
-        share = shared * correlation / variance
-        degrees = min(max(1.5 * (effective - 1) / share**2, 1.0), most) if share > 1e-6 else most
-        return (estimate - mean) ** 2 - _quantile(degrees, level) ** 2 * mean * (1 - mean) * variance
-
-    return estimate, excess
-
-
 def accuracy_interval(
-    wins: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95
+    wins: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95, what: str = ""
 ) -> Interval:
-    """Return the interval of the share of rows that are won [n], or of the mean over users of their accuracies."""
-    counts = group_counts(wins, clusters.users)
-    alone = clustered_interval(
-        counts.wins, counts.rows, per_cluster=per_user, level=level, what=clusters.over
-    )
-    if clusters.responses is None or alone.bounds is None:
-        return alone
-    n, won = len(wins), int(np.sum(wins))
-    if min(won, n - won) < _LEAST_SIDE:
-        return alone  # nearly everything is won or lost: the wider interval, over users alone
+    """Return the interval of the share of rows that are won [n], or of the mean over users of their accuracies.
+
+    A score interval: it holds the means m from which the found share is at most t standard errors away, each with the
+    standard error that would hold if m were true. The variance of a row is m (1 - m), and the correlations of each
+    factor's clusters are the most likely ones of a beta-binomial distribution, if the factor's own mean were at this
+    end of its own interval (`share_correlations`). So the interval stays within [0, 1] and keeps a width where
+    everything is won, and rows that are as good as independent are known to be so.
+
+    ``what`` is what a cluster is called where there are too few, in the plural.
+    """
     weights = equal_users(clusters.users) if per_user else None
-    crossed = crossed_variance(np.asarray(wins, np.int64), clusters, weights=weights)
-    estimate = math.fsum(counts.accuracy) / len(counts.rows) if per_user else won / n
-    # the number of independent rows that would give this variance
-    return crossed_interval(estimate, crossed, rows=estimate * (1 - estimate) / crossed.variance, level=level)
+    sample = sample_of(np.asarray(wins, np.float64), clusters, weights=weights)
+    method, over = (SCORE, clusters.over) if clusters.responses is None else (TWO_WAY, CROSSED)
+    if sample.clusters < LEAST_CLUSTERS:
+        return too_few(sample.clusters, what or over, method=method)
+    won = int(sample.values.sum())
+    estimate = sample.mean if 0 < won < len(sample.values) else float(won > 0)
+    ends = []
+    for side, end in enumerate((0.0, 1.0)):
+        correlations = share_correlations(sample, end=end, level=level)
+        degrees = sample.degrees(correlations, factor=_BETWEEN)
+        ends.append(wilson_ends(estimate, sample.variance(correlations), degrees, level=level)[side])
+    return Interval(ends[0], ends[1], None, method, sample.clusters)
 
 
-def crossed_interval(
-    estimate: float, crossed: CrossedVariance, *, rows: float, level: float = 0.95
-) -> Interval:
-    """Return Wilson's interval of a share over users and responses, with this number of independent ``rows``."""
-    if crossed.clusters < LEAST_CLUSTERS:
-        return _too_few(crossed.clusters, _CROSSED, method=TWO_WAY)
-    degrees, single = _degrees(crossed.effective), estimate * (1 - estimate)
-    rate = _quantile(degrees, level) ** 2 / rows
+def wilson_ends(
+    estimate: float, variance: float, degrees: float, *, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the ends of Wilson's interval of a share, with a variance in units of that of a row."""
+    rate = _quantile(degrees, level) ** 2 * variance
     centre = (estimate + rate / 2) / (1 + rate)
-    half = math.sqrt(rate * single + rate**2 / 4) / (1 + rate)
-    error = math.sqrt(single / rows)
-    return Interval(centre - half, centre + half, None, TWO_WAY, crossed.clusters, error, degrees)
+    half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
+    low = 0.0 if estimate == 0 else max(centre - half, 0.0)
+    return low, 1.0 if estimate == 1 else min(centre + half, 1.0)
 
 
-def grade_interval(grades: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
-    """Interval of the mean of grades [n]: that of an accuracy where all are 0 or 1, else a t interval."""
+def share_correlations(sample: Sample, *, end: float | None = None, level: float = 0.95) -> list[float]:
+    """Return the correlation within the clusters of each factor of a sample of 0 and 1.
+
+    It is that at the found mean, or at the end of an interval towards 0 or 1. The mean is the most precise one of the
+    factor's clusters. Few large clusters may move the share of all rows far; the other clusters,
+    which tell the correlation, do not follow.
+    """
+    found = [_correlation_at(sample, factor, end=end, level=level) for factor in sample.factors]
+    if len(found) > 2:  # of rows with the same user and response, what is beyond the correlations of both
+        found[2] = max(found[2] - found[0] - found[1], 0.0)
+    if len(found) > 1 and min(found[1:]) == 0:  # a beta-binomial distribution has no negative ones
+        found = [one or min(other, 0.0) for one, other in zip(found, mean_variance(sample)[1], strict=True)]
+    # where nearly all is won each factor seems to decide; together they explain all of the variance at most
+    most = max(math.fsum(max(one, 0.0) for one in found), 1.0)
+    return [one / most for one in found]
+
+
+def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level: float) -> float:
+    """The correlation of one factor; the end of the interval and the correlation there are found in turn."""
+    wins = np.rint(factor.sums(sample.values)).astype(np.int64)
+    likely = fit_correlation(wins, factor.size)
+    correlation = likely((wins.sum() + 0.5) / (factor.size.sum() + 1))
+    for _ in range(_ROUNDS):
+        weights = 1 / (1 + (factor.size - 1) * correlation)
+        rows = float(weights @ factor.size)
+        mean = float(weights @ wins) / rows
+        if end is not None:
+            degrees = _BETWEEN * factor.degrees(correlation)
+            mean = wilson_ends(mean, _TOWARDS**2 / rows, degrees, level=level)[int(end)]
+        correlation = likely(min(max(mean, 1e-9), 1 - 1e-9))
+    return correlation
+
+
+def grade_interval(
+    grades: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95
+) -> Interval:
+    """Return the interval of the mean of grades [n], or of the mean over users of their means.
+
+    It is the interval of an accuracy if all grades are 0 or 1. If they are between 0 and 1, as half credit for ties, it
+    is Wilson's with the variance of `mean_interval`, so that it stays in between; else it is the t interval.
+    """
     if np.isin(grades, (0, 1)).all():
-        return accuracy_interval(grades > 0, clusters, level=level)
-    return mean_interval(grades, clusters.users, responses=clusters.responses, level=level)
+        return accuracy_interval(grades > 0, clusters, per_user=per_user, level=level)
+    interval = mean_interval(
+        grades, clusters.users, responses=clusters.responses, per_user=per_user, level=level
+    )
+    if interval.standard_error is None or interval.degrees is None or min(grades) < 0 or max(grades) > 1:
+        return interval
+    mean = float(np.average(grades, weights=equal_users(clusters.users) if per_user else None))
+    if not 0 < mean < 1:
+        return interval
+    rate = interval.standard_error**2 / (mean * (1 - mean))
+    low, high = wilson_ends(mean, rate, interval.degrees, level=level)
+    return replace(interval, low=low, high=high)
 
 
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
     """Return the interval of the mean of differences [n], from -1 to 1, between two verdicts on the same rows.
 
-    A t interval on the sums of the residuals by cluster. Two further rows with a difference, one in either direction,
-    enter the variance, so that it is not 0 where all verdicts are equal.
+    A t interval, as of `mean_interval`. Two further rows with a difference, one in either direction, enter the
+    variance, so that it is not 0 where all verdicts are equal.
     """
     return _t_interval(gains, clusters, method=PAIRED, level=level)
 
@@ -188,9 +189,9 @@ def mean_interval(
 ) -> Interval:
     """Return the interval of a mean of numbers [n] over rows that depend on each other within a user.
 
-    A t interval on the sums of the residuals by user; where every row is a user of its own (None), it is the usual t
-    interval. With ``responses``, as of `Clusters`, it is over users and responses. With ``per_user`` it is the interval
-    of the mean over users of their means.
+    A t interval with the variance and the degrees of freedom of `prb_jax.metrics.clusters`; where every row is a user
+    of its own (None), it is the usual t interval. With ``responses``, as of `Clusters`, it is over users and responses.
+    With ``per_user`` it is the interval of the mean over users of their means.
     """
     weights = equal_users(users) if per_user else None
     return _t_interval(values, Clusters(tuple(users), responses), weights=weights, method=MEAN, level=level)
@@ -256,49 +257,30 @@ def _t_interval(
     values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None, method: str, level: float
 ) -> Interval:
     """Return the interval of t standard errors on either side of a mean, within what is possible."""
-    values, n, paired = np.asarray(values, np.float64), len(values), method == PAIRED
-    if clusters.responses is None:
-        spread, what = one_way_variance(values, user_keys(clusters.users), weights=weights), clusters.over
-    else:
-        least = {} if paired else {"least": 0.0}
-        spread, what = crossed_variance(values, clusters, weights=weights, **least), _CROSSED
-    if spread.clusters < LEAST_CLUSTERS:
-        return _too_few(spread.clusters, what, method=method)
-    estimate, degrees = float(np.average(values, weights=weights)), _degrees(spread.effective)
-    error = math.sqrt(spread.variance + (_FURTHER_ROWS / n**2 if paired else 0.0))
+    paired = method == PAIRED
+    sample = sample_of(np.asarray(values, np.float64), clusters, weights=weights)
+    if sample.clusters < LEAST_CLUSTERS:
+        what = clusters.over if clusters.responses is None else CROSSED
+        return too_few(sample.clusters, what, method=method)
+    variance, correlations = mean_variance(sample)
+    estimate, degrees = sample.mean, sample.degrees(correlations)
+    error = math.sqrt(variance + (_FURTHER_ROWS / len(values) ** 2 if paired else 0.0))
     half = _quantile(degrees, level) * error
     low, high = estimate - half, estimate + half
     if paired:
         low, high = max(low, -1.0), min(high, 1.0)
-    return Interval(low, high, None, method, spread.clusters, error, degrees)
+    return Interval(low, high, None, method, sample.clusters, error, degrees)
 
 
-def _too_few(clusters: int, what: str, *, method: str) -> Interval:
+def too_few(clusters: int, what: str, *, method: str) -> Interval:
+    """Return no interval, with the reason."""
     if what == OVER_COMPARISONS and clusters == 1:
         what = "comparison"
     reason = f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
     return Interval(None, None, reason, method, clusters)
 
 
-def _degrees(effective: float) -> float:
-    """Of freedom of t: an effective cluster less than there are, at least one."""
-    return max(effective - 1.0, 1.0)
-
-
 def _quantile(degrees: float, level: float) -> float:
     from scipy.special import stdtrit  # scipy takes long to import
 
     return float(stdtrit(degrees, (1 + level) / 2))
-
-
-def _end(excess: Callable[[float], float], inside: float, outside: float) -> float:
-    """Return where the interval ends between a mean inside it and the end of what is possible."""
-    if inside == outside:
-        return inside
-    for _ in range(_STEPS):
-        middle = (inside + outside) / 2
-        if excess(middle) > 0:
-            outside = middle
-        else:
-            inside = middle
-    return inside

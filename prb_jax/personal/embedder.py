@@ -208,7 +208,8 @@ class TextFeatures:
         texts = []
         for comparison in comparisons:
             shown = visible(comparison, profile_posts=0, protocol=TextProtocol.DEFAULT)
-            before = [] if self.responses_alone else [m.content for m in shown.prefix_messages]
+            messages = () if self.responses_alone else shown.prefix_messages
+            before = [text for turn in messages for text in (turn.context, turn.content) if text]
             texts.append("\n\n".join([*before, shown.responses[0]]))
         return self.posts(texts, advance=advance)
 

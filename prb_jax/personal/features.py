@@ -84,7 +84,12 @@ class FeatureOptions(Options, error=RunError):
 def answer_key(prompt: Sequence[Message], response: str) -> bytes:
     """Return the digest by which a response to a prompt is found."""
     digest = blake2b(digest_size=KEY_BYTES)
-    for text in (*(part for message in prompt for part in (message.role, message.content)), response):
+    context = [message.context for message in prompt if message.context]
+    for text in (
+        *context,
+        *(part for message in prompt for part in (message.role, message.content)),
+        response,
+    ):
         data = text.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
+from prb_jax.records.conversation import without_padding
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
@@ -75,7 +76,7 @@ def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, A
         # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
         except (ValueError, OverflowError) as error:
             raise DataError(_bad_value(batch, where, before)) from error
-        yield from values
+        yield from map(without_padding, values)
         before += batch.num_rows
 
 

@@ -5,13 +5,14 @@ responses with labels::
 
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
-    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin
+    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin,
+              tools [objects], chat_template_kwargs {name: value}, rendered [true: texts as a chat template made them]
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
-A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
-begin with are then the prompt, which need not be given. Other fields that chat templates read (``tool_calls`` of a
-message, ``tools`` of a record) are refused, because they are not rendered. A record without an id has a digest of its
-contents as id.
+A response may also be a conversation, a list of messages; the messages that all responses begin with are then the
+prompt, which need not be given. Conversations may part at any turn. Messages keep the fields that chat templates read
+(``tool_calls``, ``tool_call_id``, ``name``, ``reasoning_content``, lists of text parts); a template that does not know
+one of them is an error when the text is made. A record without an id has a digest of its contents as id.
 The private fields are never shown to a scored model. Every value is checked once, here, whether it
 comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 """
@@ -26,9 +27,30 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.records import fields
-from prb_jax.records.conversation import TEMPLATE_EXTRAS, Message, read_conversation, refuse_extras
+from prb_jax.records.conversation import (
+    CONTEXT_FIELDS,
+    UNREAD_FIELDS,
+    Message,
+    Messages,
+    Turns,
+    from_json,
+    is_empty,
+    is_rendered,
+    read_context,
+    read_conversation,
+    refuse_extras,
+    rendered_prompt,
+    turns_of,
+    with_context,
+)
 
-LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")  # fields of a record that are lists
+LISTS: Final = (
+    "responses",
+    "labels",
+    "profile",
+    "rubric_aspects",
+    "tools",
+)  # fields of a record that are lists
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")
@@ -66,8 +88,10 @@ class Comparison:
 
     Attributes:
       id: unique within a data set; a digest of the contents where none is given.
-      prompt: the conversation before the response; its last message is the user's.
-      responses: [K] texts, none of them empty.
+      prompt: the conversation that all responses share; its last message is the user's or a tool's. It is empty where
+        the responses have different system messages. Tools are on the first message of a conversation.
+      responses: [K] texts, none of them empty. A response of several messages, or of one with tool calls or thoughts,
+        is a :class:`prb_jax.records.conversation.Turns`.
       labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
         only to be scored (possible from Python, not from files).
       user_id: whose preference this is; None where no user is known.
@@ -123,6 +147,9 @@ class Comparison:
         category: str | None = None,
         subset: str | None = None,
         margin: float | None = None,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        rendered: bool | None = None,
         rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
         narrative: str | None = None,
         hints: str | None = None,
@@ -157,8 +184,13 @@ class Comparison:
 
     @property
     def question(self) -> str:
-        """The content of the last user message."""
-        return self.prompt[-1].content
+        """The content of the last user message of the prompt; empty if there is none."""
+        return next((turn.content for turn in reversed(self.prompt) if turn.role == "user"), "")
+
+    @property
+    def context(self) -> str:
+        """Tools and arguments of the chat template as JSON; empty if there are none."""
+        return (self.prompt or turns_of(self.responses[0]))[0].context
 
     def to_row(self) -> dict[str, Any]:
         """The record as a JSON-ready dict; ``from_row`` gives an equal comparison back.
@@ -166,16 +198,22 @@ class Comparison:
         Absent optional fields are left out.
         """
         row: dict[str, Any] = {"id": self.id}
-        if len(self.prompt) == 1:
+        if len(self.prompt) == 1 and not self.prompt[0].fields and self.prompt[0].role == "user":
             row["question"] = self.prompt[0].content
-        else:
-            row["prompt"] = [{"role": m.role, "content": m.content} for m in self.prompt]
+        elif is_rendered(self.prompt):
+            row |= {"prompt": self.prompt[0].content, "rendered": True}
+        elif self.prompt:
+            row["prompt"] = [turn.as_dict() for turn in self.prompt]
+        responses: list[Any] = list(self.responses)
+        if any(isinstance(response, Turns) for response in responses):
+            responses = [[turn.as_dict() for turn in turns_of(response)] for response in responses]
         if self.is_pair:
-            row["chosen"], row["rejected"] = self.responses
+            row["chosen"], row["rejected"] = responses
         else:
-            row["responses"] = list(self.responses)
+            row["responses"] = responses
             if self.labels is not None:
                 row["labels"] = list(self.labels)
+        row |= json.loads(self.context or "{}")
         for name in ("user_id", "profile_order", "category", "subset", "margin", "narrative"):
             value = getattr(self, name)
             if value is not None:
@@ -192,7 +230,8 @@ class Comparison:
 def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
     """Check ``row`` and set the fields of a bare ``Comparison``."""
     get = row.get
-    refuse_extras(row, TEMPLATE_EXTRAS, where)
+    refuse_extras(row, UNREAD_FIELDS, where)
+    context = read_context(row, where)
     chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
     is_pair = chosen is not None or rejected is not None
     if is_pair:
@@ -209,7 +248,12 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
         if not named:
             _check_several((), where)
-    prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
+    asked = get("prompt")
+    if get("rendered") not in (None, False):
+        asked = _rendered(row, named, where)
+    prompt, texts = read_conversation(get("question"), asked, named, where=where)
+    if context:
+        prompt, texts = _with_context(prompt, texts, context)
     values = {
         "prompt": prompt,
         "responses": texts,
@@ -230,6 +274,26 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
 
 
+def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], where: str) -> Messages:
+    """The prompt of a record of rendered texts."""
+    if row["rendered"] is not True:
+        fields.fail(where, "rendered", f"expected true or false, found {fields.found(row['rendered'])}")
+    for name in ("question", *CONTEXT_FIELDS):
+        if not is_empty(row.get(name)):
+            fields.fail(
+                where, name, "given beside 'rendered'; rendered texts are 'prompt' and responses alone"
+            )
+    return rendered_prompt(row.get("prompt"), responses, where)
+
+
+def _with_context(
+    prompt: Messages, responses: tuple[str, ...], context: str
+) -> tuple[Messages, tuple[str, ...]]:
+    if prompt:
+        return with_context(prompt, context), responses
+    return prompt, tuple(Turns(with_context(turns_of(response), context)) for response in responses)
+
+
 def _check_several(responses: Sequence[str], where: str) -> None:
     if len(responses) < 2:
         fields.fail(where, "responses", f"expected at least 2 responses, found {len(responses)}")
@@ -248,11 +312,12 @@ def _labels(value: object, where: str, responses: Sequence[str]) -> tuple[float,
 
 
 def read_profile(value: object, where: str) -> tuple[Post, ...]:
-    """The posts of a profile, none where it is absent; errors of single ones start with ``where``."""
+    """The posts of a profile, also as JSON, none where it is absent; errors of single ones start with ``where``."""
     if value is None:
         return ()
     if isinstance(value, str):
-        value = [value] if value.strip() else []
+        listed = from_json(value)
+        value = listed if isinstance(listed, list) else [value] if value.strip() else []
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
 
 

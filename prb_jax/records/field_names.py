@@ -6,12 +6,13 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, quote
-from prb_jax.records.conversation import TEMPLATE_EXTRAS, is_empty
+from prb_jax.records.conversation import CONTEXT_FIELDS, UNREAD_FIELDS, is_empty
+from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, as_record
 
 RECORD_FIELDS: Final = (
     "id",
@@ -27,6 +28,8 @@ RECORD_FIELDS: Final = (
     "category",
     "subset",
     "margin",
+    *CONTEXT_FIELDS,
+    "rendered",
     "rubric_aspects",
     "narrative",
 )
@@ -51,10 +54,6 @@ _INSTEAD: Final = {
     "rejected": ("responses",),
 }
 """Fields beside which another one is not missed."""
-
-_INSTRUCTION: Final = "instruction"
-PROMPT_PARTS: Final = ("system", "input", "history")
-"""Columns that belong to the prompt: all of them beside "instruction" (Alpaca), the first one beside any prompt."""
 
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
@@ -82,6 +81,7 @@ class FieldNames:
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)  # by field, the name that it has in the data
+    rendered: bool = False  # whether texts are taken as a chat template has rendered them
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
@@ -93,7 +93,7 @@ class FieldNames:
 
     def __contains__(self, name: object) -> bool:
         """Whether a column is read."""
-        known = name in (*_KNOWN, *TEMPLATE_EXTRAS, *PROMPT_PARTS) or name in self.columns.values()
+        known = name in (*_KNOWN, *UNREAD_FIELDS, *LAYOUT_COLUMNS) or name in self.columns.values()
         return known or nearest_field(str(name)) is not None
 
     def field(self, column: str) -> str:
@@ -114,7 +114,7 @@ class FieldMapper:
         self._names, self._source = names, source
         self._missing = set(names.columns)
         self._told: set[str] = set()
-        self._told_parts = False
+        self._told_system = False
         self._records = 0
 
     def __call__(self, value: Any, *, where: str) -> Any:
@@ -125,23 +125,29 @@ class FieldMapper:
         """
         if not isinstance(value, Mapping):
             return value  # refused where it is checked
-        parts = PROMPT_PARTS if _INSTRUCTION in value else PROMPT_PARTS[:1]
         for name, column in self._names.columns.items():
             if column in value:
                 if value.get(name) is not None:
                     raise DataError(
                         f"{where}: field {name!r}: given beside {quote(column)}, which is mapped to it"
                     )
-                value = {name if key == column else key: item for key, item in value.items() if key != name}
                 self._missing.discard(name)
+                if column != INSTRUCTION or name not in (
+                    "question",
+                    "prompt",
+                ):  # else with the rest of its prompt
+                    value = {
+                        name if key == column else key: item for key, item in value.items() if key != name
+                    }
         self._records += 1
         if self._missing and self._records == _PATIENCE:
             self.finish()
-        parts = [part for part in parts if part in value]
-        if not self._told_parts and any(value.get(name) is not None for name in ("question", "prompt")):
-            self._tell_of_parts([part for part in parts if not is_empty(value[part])])
-        lost = f"; without {_named(parts)}, which belong to the prompt: {_REMEDY}" if parts else ""
-        for column in value.keys() - _KNOWN - self._told - set(parts):
+        value = {**value, "rendered": True} if self._names.rendered else as_record(value, where)
+        if not self._told_system and not is_empty(value.get("system")):
+            self._told_system = True
+            about = f"{self._source}: 'system': not read; if it belongs to the prompt, {_REMEDY}"
+            warnings.warn(about, PrbWarning, stacklevel=2)
+        for column in value.keys() - _KNOWN - self._told:
             name = nearest_field(column) if isinstance(column, str) else None
             if name is None:
                 self._told.add(column)
@@ -150,18 +156,11 @@ class FieldMapper:
                 warnings.warn(
                     f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
                     f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
-                    f"does the same){lost if name == 'question' else ''}",
+                    "does the same)",
                     PrbWarning,
                     stacklevel=2,
                 )
         return value
-
-    def _tell_of_parts(self, parts: Sequence[str]) -> None:
-        """Warn once of columns with values that belong to the prompt and are not read."""
-        if parts:
-            self._told_parts = True
-            about = f"{self._source}: {_named(parts)}: not read, though the prompt goes on there: {_REMEDY}"
-            warnings.warn(about, PrbWarning, stacklevel=3)
 
     def finish(self) -> None:
         """Raise DataError if a mapped column did not occur in any record."""
@@ -171,8 +170,3 @@ class FieldMapper:
             raise DataError(
                 f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
             )
-
-
-def _named(columns: Sequence[str]) -> str:
-    """Return the names of columns as part of a sentence."""
-    return " and ".join(filter(None, (", ".join(map(quote, columns[:-1])), quote(columns[-1]))))

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import fields
 from prb_jax.records.comparison import LISTS, Comparison
+from prb_jax.records.conversation import is_rendered
 from prb_jax.records.field_names import RECORD, FieldMapper
 from prb_jax.records.lines import Row
 from prb_jax.records.template_marks import template_mark
@@ -139,7 +140,7 @@ class RenderedPrompts:
         """Count the prompt of the next comparison."""
         prompt = row.value.prompt
         self._read += 1
-        if len(prompt) == 1 and (mark := template_mark(prompt[0].content)):
+        if len(prompt) == 1 and not is_rendered(prompt) and (mark := template_mark(prompt[0].content)):
             self._found += 1
             self._first = self._first or f"{row.where} holds {mark!r}"
 
@@ -149,7 +150,8 @@ class RenderedPrompts:
             warnings.warn(
                 f"field 'prompt': {self._found:,} of {self._read:,} are rendered by a chat template already (the "
                 f"first, {self._first}); the model's template wraps them as a user's message again: give a list of "
-                "{role, content}, or the plain question",
+                "{role, content}, or the plain question; --rendered (a name that ends in '?rendered') takes texts "
+                "as they are",
                 PrbWarning,
                 stacklevel=2,
             )

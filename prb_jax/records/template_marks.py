@@ -11,6 +11,17 @@ TEMPLATE_MARKS = (
 )  # fmt: skip
 """Marks before a turn or a conversation."""
 
+_TURN = re.compile(
+    r"""
+    <[|｜][\w-]*?(?:user|human)[\w-]*[|｜]?>                       # the role within a token: <|user|>, <|im_user|>
+    | (?:<[|｜][^<>\s]{1,40}>|<[a-z]+:[a-z]+>|<SPECIAL_\d+>|<extra_id_\d+>|<start_of_turn>|\]~!?b[\]\[])\s*
+      (?:user|human)\b                                            # or behind a token: <|turn>user, ]~b]user
+    | <role>\s*(?:user|human)\s*</role>
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""A special token and the role of the user, as templates write them before a turn."""
+
 _ASKED = re.compile(
     r"\s*(?:(?:A chat between|Below is an instruction)[^\n]*?[.\n]\s*)*(Human|USER|User|### Instruction):"
 )
@@ -19,7 +30,8 @@ _ANSWERED = re.compile(r"(Assistant|ASSISTANT|### Response):\s*\Z")
 
 END_MARKS = (
     "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
-    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>", "<turn|>",
+    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>", "<turn|>", "[e~[", "<|END_OF_TURN_TOKEN|>", "<seed:eos>",
+    "<SPECIAL_12>", "<extra_id_1>", "<|role_end|>", "<|call|>",
 )  # fmt: skip
 """End-of-text tokens, with which a decoded completion may end."""
 
@@ -29,10 +41,12 @@ def template_mark(text: str) -> str | None:
 
     A template of plain text begins with a turn and ends before the answer: "Human: ... Assistant:".
     """
-    if "<" in text or "[" in text:
+    if "<" in text or "[" in text or "]" in text:
         for mark in TEMPLATE_MARKS:
             if mark in text:
                 return mark
+        if found := _TURN.search(text):
+            return found[0]
     answered = _ANSWERED.search(text, max(len(text) - 40, 0))
     asked = answered and _ASKED.match(text)
     return f"{asked[1]}: ... {answered[1]}:" if answered and asked else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.errors import RunError, counted, listed
-from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, HALF, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.writing import refuse_file, write_json
@@ -34,6 +34,8 @@ def compare(
     across_protocols: bool = False,
     metric: Sequence[str] = (),
     cluster: Sequence[str] = (),
+    ties: str = HALF,
+    log_loss: bool = False,
 ) -> dict[str, Any]:
     """Compare every two of several finished runs of `prb evaluate`, or of another harness, on the same data.
 
@@ -45,11 +47,15 @@ def compare(
       metric: of a log that has several: which one is read of each task.
       cluster: of logs: one or two fields of the samples by which rows are clustered (default: user_id and item_id,
         where samples have them).
+      ties: what a tie is worth in ranks and differences: "half" a win, or as much as a "loss".
+      log_loss: also compare log-losses. Scores must be log-odds on one scale, as of calibrated models.
 
     Returns:
-      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, rank_group;
-      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, p_mcnemar, n,
-      users, flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by
+      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, ties,
+      half_credit_accuracy, rank_group; model, protocol, profile_posts, differs, hints, path), "pairs" (a, b,
+      difference, ci95, detectable, p, p_holm, p_mcnemar, n, users, flips, scores), "tie_credit" and "definitions",
+      which explains them. With ``log_loss`` runs have "log_loss" and "log_loss_ci95", pairs the difference with its
+      interval and p-values. A run is called by the name of its folder, or by
       its path as given where two folders share a name.
 
     Raises:
@@ -67,7 +73,8 @@ def compare(
     (first, reference), *others = by_name.items()
     for name, run in others:
         check_comparable(first, reference, name, run, across_protocols=across_protocols)
-    compared = compare_rows({name: run.rows for name, run in by_name.items()}, clusters=reference.clusters)
+    rows = {name: run.rows for name, run in by_name.items()}
+    compared = compare_rows(rows, clusters=reference.clusters, ties=ties, log_loss=log_loss)
     differing = what_differs(by_name)
     for standing in compared["runs"]:
         run = by_name[standing["name"]]
@@ -171,16 +178,30 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
     ranks = {head: RANKS[head] for head in ("rank", "run")}
     ranks["model"] = lambda run: ", ".join(filter(None, (str(run["model"]), run["differs"], run["hints"])))
     ranks["accuracy"] = RANKS["accuracy"]
+    tied = any(run["ties"] for run in runs)
+    if tied:
+        ranks["ties"] = field("ties", "{:,}")
+        ranks["with half\ncredit"] = field("half_credit_accuracy", "{:.3f}")
     users = f" of {first['users']:,} users" if first["users"] else ""
     notes = [f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart"]
     reasons = dict.fromkeys(run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"])
     notes += [f"no interval: {reason}" for reason in reasons]
+    if tied:
+        worth = "half a win" if compared["tie_credit"] else "nothing"
+        notes.append(f"accuracy: a tie is not a win; in ranks and differences a tie is worth {worth}")
     of_pair = {"run": field("a"), "minus": field("b")}
     differences = of_pair | {
         "difference": change("difference", "ci95"),
+        "would find": lambda pair: number(pair["detectable"], "{:.3f}"),
         "p": lambda pair: _p(pair["p"]),
         "p, Holm": lambda pair: _p(pair["p_holm"]),
     }
+    if first.get("log_loss_difference") is not None:
+        ranks["log-loss"] = bounded("log_loss", "log_loss_ci95")
+        differences |= {
+            "log-loss": change("log_loss_difference", "log_loss_ci95"),
+            "its p, Holm": lambda pair: _p(pair["log_loss_p_holm"]),
+        }
     no_verdict = "" if first["p"] is not None else _NO_VERDICT
     scores = of_pair | {
         "other\nverdict": field("flips", "{:,}"),
@@ -190,7 +211,8 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         "Pearson": lambda pair: number(pair["scores"]["pearson"], "{:.4f}"),
         "Spearman": lambda pair: number(pair["scores"]["spearman"], "{:.4f}"),
     }
-    tested = f"[..] 95 % interval of the paired difference; p: its t test{no_verdict}"
+    tested = "[..] 95 % interval of the paired difference; would find: the smallest difference that is found with a "
+    tested += f"power of 80 %; p: its t test{no_verdict}"
     meanings = (
         "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of the second run's "
         "standard deviation); correlations of the scores"

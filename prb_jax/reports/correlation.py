@@ -12,6 +12,7 @@ import numpy as np
 
 from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
+from prb_jax.metrics.paired import add_holm
 from prb_jax.metrics.prediction import (
     LEAST_MODELS,
     PREDICTION_DEFINITIONS,
@@ -83,7 +84,7 @@ def correlate(
     draws: int = 2000,
     seed: int = 0,
     start: float | Mapping[str, float] | None = None,
-    least_gain: float = 0.05,
+    least_gain: float = 0.0,
     plan: bool = False,
 ) -> dict[str, Any]:
     """Correlate benchmark figures of reward models with figures of behaviour, with intervals and permutation tests.
@@ -96,12 +97,12 @@ def correlate(
       lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
       figures: of the benchmark that are correlated, as "accuracy"; all that the data have if not given.
       quantile: over users and subsets, above 0 and at most 0.5.
-      draws: of users and models, for the intervals.
+      draws: of users, for the intervals of figures.
       seed: of the draws.
       start: the behaviour before anything is learned, for the gate: one number for all, or by behaviour; where there
         is none, that under baseline:random as the reward.
-      least_gain: that a reward that knows the truth must gain over the start: where it does not, no correlation is
-        computed.
+      least_gain: that a reward that knows the truth must gain over the start, beside an interval above 0: where it
+        does not, no correlation is computed.
       plan: says how many models and prompts resolve a correlation of 0.3, 0.5 and 0.8.
 
     Returns:
@@ -182,12 +183,13 @@ def correlate(
                 plans.setdefault(one.name, {})[figure] = plan_study(part, sample, prompts=prompts, seed=seed)
             if gates[one.name]["passed"] is False:
                 continue
-            measures = {
-                name: {**measure, **_shown_interval(measure["ci95"], people)}
-                for name, measure in predict(part, sample, seed=seed).items()
-            }
+            measures = predict(part, sample, seed=seed)
+            for measure in (*measures.values(), measures["pearson"]["without_noise"]):
+                if measure is not None:
+                    measure |= _shown_interval(measure["ci95"], people, undefined="too few models")
             about = {"behaviour": one.name, "benchmark": figure, "models": len(measured)}
             correlations.append({**about, "policy": one.policy, "measures": measures})
+    add_holm([measure for part in correlations for measure in part["measures"].values()])
     result = {
         "models": list(models.values()),
         "correlations": correlations,
@@ -231,13 +233,15 @@ def _intervals(sample: Resampled, clusters: int) -> list[dict[str, Any]]:
     return [_shown_interval(bounds, clusters) for bounds in sample.intervals()]
 
 
-def _shown_interval(bounds: Sequence[float] | None, clusters: int) -> dict[str, Any]:
+def _shown_interval(
+    bounds: Sequence[float] | None, clusters: int, *, undefined: str = "not defined in half of the draws"
+) -> dict[str, Any]:
     """An interval over draws of users, by the rule of all others: six clusters, and a width."""
     reason = None
     if clusters < LEAST_CLUSTERS:
         reason = f"{clusters} users; an interval needs at least {LEAST_CLUSTERS}"
     elif bounds is None:
-        reason = "not defined in half of the draws"
+        reason = undefined
     elif bounds[0] == bounds[1]:
         reason = "the same in every draw, which says nothing of other users"
     return {"ci95": None if reason else bounds, "ci95_reason": reason}

@@ -1,7 +1,7 @@
 """Whether a study of behaviour has any power, and how large one has to be: the gate and the plan of `prb correlate`.
 
-The gate is the row of the upper bound: where a reward that knows the truth does not move the behaviour, no reward model
-could, and a correlation of their orders says nothing.
+The gate is the row of the upper bound: where a reward that knows the truth does not move the behaviour by as much as
+these data can show, a correlation of the orders of reward models says nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ POWER: Final = 0.8
 
 POWER_DEFINITIONS: Final[Mapping[str, str]] = {
     "gate": "improvement: the behaviour under the upper bound, a reward that knows the truth, minus the start (that "
-    "under baseline:random, or --start), with its 95 % interval over draws of users; passed: it is at least "
-    "least_gain, and the interval is above zero; null where there is no upper bound or no start. Where it is not "
-    "passed there is no correlation",
+    "under baseline:random, or --start), with its 95 % interval over draws of users; passed: the "
+    "interval is above zero, and the improvement at least least_gain; null where there is no upper bound or no start. "
+    "Where it is not passed there is no correlation. detectable: the smallest improvement that would have passed with "
+    "a power of 80 %",
     "plan": "for a true correlation (Pearson's, over models) and a number of prompts, the fewest models with which a "
     "two-sided test at 0.05 finds it with a power of 80 %, by simulation: true figures are normal with the spread of "
     "this study's models (the variance of their figures less that of sampling), figures have its sampling noise, whose "
@@ -59,7 +60,7 @@ def gate(
     upper = next((figure for figure in figures if is_upper_bound(figure)), None)
     chance = next((figure for figure in figures if figure.label == RANDOM), None)
     verdict: dict[str, Any] = {"upper_bound": None if upper is None else upper.value, "start": start}
-    verdict |= {"improvement": None, "ci95": None, "least_gain": least_gain, "passed": None}
+    verdict |= dict.fromkeys(("improvement", "ci95", "detectable", "passed")) | {"least_gain": least_gain}
     if upper is None:
         return verdict | {
             "reason": "no upper bound: whether any reward could move this behaviour is not known"
@@ -75,13 +76,16 @@ def gate(
     ends = percentiles(moved) if min(len(set(one.clusters)) for one in compared) >= LEAST_CLUSTERS else None
     passed = gain >= least_gain and ends is not None and ends[0] > 0
     shown = "no interval" if ends is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
-    reason = (
-        f"the upper bound moves it by {gain:+.3f} {shown}"
-        if passed
-        else f"no power: the upper bound itself moves it by {gain:+.3f} {shown}; at least {least_gain:+.3f} with an "
-        "interval above zero is needed, so that no correlation is shown"
-    )
-    outcome = {"start": float(origin), "improvement": gain, "ci95": ends, "passed": passed, "reason": reason}
+    # 1.96 + 0.84 standard errors, the power of a two-sided test at 0.05 being 80 %
+    detectable = None if ends is None else max(2.8 * float(np.nanstd(moved)), least_gain)
+    seen = "" if detectable is None else f"; {detectable:+.3f} would have been seen with a power of 80 %"
+    needed = f" of at least {least_gain:+.3f}" if least_gain > 0 else ""
+    reason = f"the upper bound moves it by {gain:+.3f} {shown}"
+    if not passed:
+        reason = f"no power: the upper bound itself moves it by {gain:+.3f} {shown}{seen}; no gain{needed} is shown, "
+        reason += "and so no correlation"
+    outcome = {"start": float(origin), "improvement": gain, "ci95": ends, "detectable": detectable}
+    outcome |= {"passed": passed, "reason": reason}
     return verdict | outcome
 
 

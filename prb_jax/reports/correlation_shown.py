@@ -25,6 +25,7 @@ _WORDS: Final = {
     "user_quantile": "quantile over users",
     "subset_quantile": "quantile over subsets",
     "pearson": "Pearson's r",
+    "without_noise": "without noise",
     "spearman": "Spearman's rho",
     "kendall": "Kendall's tau",
     "weighted_tau": "weighted tau",
@@ -43,6 +44,7 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
         "measure": lambda row: _words(row["measure"]),
         "value": change("value", "ci95"),
         "p": field("p", "{:.3f}"),
+        "p, Holm": field("p_holm", "{:.3f}"),
         "by chance": field("chance", "{:.3f}"),
     }
     for behaviour, verdict in correlation["verdicts"].items():
@@ -50,11 +52,11 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
             {"benchmark": part["benchmark"], "measure": name, **measure}
             for part in correlation["correlations"]
             if part["behaviour"] == behaviour
-            for name, measure in part["measures"].items()
+            for name, measure in _with_true(part["measures"]).items()
         ]
         note = (
-            f"{verdict}.\n[..] 95 % interval over users and models, {parameters['draws']:,} draws; p: permutation "
-            f"test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
+            f"{verdict}.\n[..] 95 % interval over models; without noise: of the figures that infinitely many users "
+            f"would give; p: permutation test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
             f"quantile: {parameters['quantile']:g}"
         )
         table = Table.of(
@@ -67,6 +69,14 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
             for figure, plan in correlation["plans"].get(behaviour, {}).items()
         ]
     return Group(*tables)
+
+
+def _with_true(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The measures, and Pearson's correlation without noise after that of the figures."""
+    rows = dict(measures)
+    if (true := measures["pearson"]["without_noise"]) is not None:
+        return {"pearson": rows.pop("pearson"), "without_noise": true, **rows}
+    return rows
 
 
 def _models(correlation: Mapping[str, Any]) -> Table:

@@ -186,7 +186,7 @@ def _scores(run: FinishedRun) -> Iterator[Block]:
         "share right": field("right", "{:.3f}"),
         "difference": lambda part: number(part["right"] - part["confidence"], "{:+.3f}"),
     }
-    title = f"Calibration: expected calibration error {reliability['ece']:.3f}"
+    title = f"Calibration: expected calibration error {reliability['ece']:.3f}, Brier score {reliability['brier']:.3f}"
     yield Table.of(title, reliability["bins"], columns, note=f"{CALIBRATION_DEFINITION}.")
 
 

@@ -158,7 +158,13 @@ def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: floa
         "user": row.user_id or "",
         "margin": f"{margin:.4g}",
         "verdict": "right" if margin > 0 else "wrong" if margin < 0 else "tie",
-        "messages": [(turn.role, clipped(turn.content, _LONGEST_TEXT)) for turn in comparison.prompt],
+        "messages": [
+            (role, clipped(text, _LONGEST_TEXT))
+            for role, text in (
+                *([("tools", comparison.context)] if comparison.context else []),
+                *((turn.role, turn.content) for turn in comparison.prompt),
+            )
+        ],
         "responses": [
             {
                 "text": clipped(comparison.responses[k], _LONGEST_TEXT),

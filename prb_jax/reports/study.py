@@ -50,6 +50,7 @@ class StudyRow(TypedDict):
     diff_to_pooled: float | None
     diff_to_pooled_ci95: Bounds
     p_holm: float | None
+    p_log_loss_holm: NotRequired[float | None]
     above_offset: bool | None
     seconds_fit: float | None
     seconds_adapt_per_user: float | None
@@ -61,11 +62,15 @@ class StudyRow(TypedDict):
     log_loss_diff_to_pooled: NotRequired[float | None]
     log_loss_diff_to_pooled_ci95: NotRequired[Bounds]
     ece: NotRequired[float | None]
+    brier: NotRequired[float | None]
 
 
 class _Check(TypedDict):
     wrapper_accuracy: NotRequired[float | None]
     wrapper_detectable: NotRequired[float | None]
+    wrapper: NotRequired[str]
+    wrapper_chance: NotRequired[float]
+    wrapper_both_ways: NotRequired[float | None]
 
 
 class StudySummary(TypedDict):
@@ -141,7 +146,9 @@ def _differences(rows: Sequence[Row], part: str) -> Table:
     most = max(row["shots"] for row in rows if row["accuracy"] is not None)
     columns = {
         "method": field("method"),
-        "minus pooled": change("diff_to_pooled"),
+        "log-loss\nminus pooled": lambda row: number(row.get("log_loss_diff_to_pooled"), "{:+.4f}"),
+        "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # earlier versions did not have it
+        "accuracy\nminus pooled": change("diff_to_pooled"),
         "p, Holm": lambda row: _p(row["p_holm"]),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": lambda row: f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
@@ -204,6 +211,14 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     if "wrapper" in summary.get("relaxed", ()):
         told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
         yield f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
+    elif suspicious := [check for check in summary["checks"] if "wrapper" in check]:
+        for check in suspicious:
+            both = check.get("wrapper_both_ways")
+            told = "" if both is None else f"; {both:.0%} of the texts with it both win and lose"
+            yield (
+                f"{check['wrapper']} goes with the choices: a classifier that reads nothing else is right in "
+                f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
+            )
     elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
         yield (
             "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
@@ -233,17 +248,32 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
     columns = {
         "people": field("people", "{:,}"),
         "choices predicted": field("choices", "{:,}"),
-        "gain in accuracy": field("gain", "{:+.4f}"),
+        "gain in accuracy": lambda row: _with_error(row, "gain", "{:+.4f}"),
         "95 % interval, half": field("ci95_half", "{:.4f}"),
-        "power": field("power", "{:.2f}"),
+        "power": lambda row: _with_error(row, "power", "{:.2f}"),
     }
     title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
     note = (
         f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
         f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
-        "that the interval of the gain lies above 0"
+        "that the interval of the gain lies above 0; ± Monte Carlo standard error of "
+        f"{plan['repeats']} simulated studies"
     )
+    needed = plan["needed"]
+    gain = f"\na gain of {needed['gain']:g}"
+    if needed["people"] is None:
+        note += f"{gain} cannot be planned for: no simulated study has an interval; try more --people or --repeats"
+    else:
+        note += (
+            f"{gain} is found in {needed['power']:.0%} of studies of {needed['people']:,} people, with "
+            f"{needed['choices']:,} choices predicted"
+        )
     return Table.of(title, plan["rows"], columns, note=note)
+
+
+def _with_error(row: Mapping[str, Any], figure: str, form: str) -> str:
+    error = row.get(f"{figure}_error")
+    return number(row[figure], form) + ("" if error is None else f" ± {form.replace('+', '').format(error)}")
 
 
 def render_questions(questions: Sequence[Question], *, top: int) -> Table:
@@ -302,7 +332,9 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "p, Holm": field("p_holm", "{:.2g}"),
         "log-loss": bounded("log_loss"),
         "log-loss minus pooled": change("log_loss_diff_to_pooled"),
+        "its p, Holm": lambda row: number(row.get("p_log_loss_holm"), "{:.2g}"),
         "calibration error": field("ece", "{:.3f}"),
+        "Brier score": lambda row: number(row.get("brier"), "{:.3f}"),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": field("ties", "{:,}"),
         "n": field("n", "{:,}"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.uncertainty import clustered_interval
+from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.records.writing import write_file
 
 USERS = "users.csv"
@@ -93,5 +93,5 @@ def write_users(
 
 @lru_cache(maxsize=4096)
 def _interval(wins: int, n: int) -> tuple[float, float] | None:
-    bounds = clustered_interval(np.repeat([1, 0], [wins, n - wins]), np.ones(n, np.int64)).bounds
+    bounds = accuracy_interval(np.repeat([1, 0], [wins, n - wins]), Clusters((None,) * n)).bounds
     return None if bounds is None else (bounds[0], bounds[1])

@@ -35,6 +35,7 @@ from prb_jax.trees.packing import (
     StreamOptions,
     StreamShape,
     pack_streams,
+    with_equal_splits,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, round_up
@@ -214,6 +215,7 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
     if not isinstance(options, StreamOptions):
         return options.batches
     fit = None if options.keys is None else get("kernel tables", "fit").value
+    sample = with_equal_splits(sample)
     shaped: StreamOptions = options if fit is None else fit(options, sample, whole=whole)
     shape = choose_stream_shape(sample, shaped, whole=whole)
     return partial(stream_batches, shape=shape, options=shaped)
@@ -222,22 +224,26 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
 def stream_batches(
     trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
 ) -> Iterator[PlannedBatch]:
-    """Pack trees into streams; those that begin alike share their beginning."""
-
-    def take(packed: PackedBatch, scores: list[np.ndarray]) -> list[np.ndarray]:
-        rows = []
-        for row, stream in zip(scores[0], packed, strict=False):
-            counts = [len(trees[member].responses) for member in stream.members]
-            rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
-        return rows
-
+    """Pack trees into streams; those that begin alike share their beginning, and equal conversations are one."""
+    trees = with_equal_splits(trees)
     for packed in pack_streams(trees, shape, options):
         yield PlannedBatch(
             members=tuple(indices[member] for stream in packed for member in stream.members),
             computed=sum(stream.tokens for stream in packed),
             make=lambda packed=packed: [make_stream_batch(trees, packed, options)],
-            take=partial(take, packed),
+            take=partial(rows_of_trees, trees, packed),
         )
+
+
+def rows_of_trees(
+    trees: Sequence[Tree], packed: PackedBatch, scores: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return the scores of each tree of a batch, [K], from those of its read places, the only array [S, M]."""
+    rows = []
+    for row, stream in zip(scores[0], packed, strict=False):
+        counts = [len(trees[member].responses) for member in stream.members]
+        rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
+    return rows
 
 
 def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], ...]:
@@ -276,13 +282,13 @@ def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fitting = MOST_LANES if held * MOST_LANES <= _memory() / 2 else int(_memory() / 2 / held)
+    fitting = MOST_LANES if held * MOST_LANES <= machine_memory() / 2 else int(machine_memory() / 2 / held)
     return max(1, min(cores, MOST_LANES, fitting))
 
 
 @cache
-def _memory() -> float:
-    """Bytes of the machine, or of the container where it has less; without a bound where they are not known."""
+def machine_memory() -> float:
+    """Return the bytes of the machine, or of the container where it has less; infinity where they are not known."""
     try:
         memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):

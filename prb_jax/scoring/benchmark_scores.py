@@ -11,13 +11,13 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import result_files, score_intervals
-from prb_jax.records.comparison import Message
 from prb_jax.records.writing import write_json
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.job import Job
 from prb_jax.scoring.summary import BASELINE_ROWS, RESAMPLES
 from prb_jax.text.visible import visible
+from prb_jax.trees.encode import conversations
 
 
 def check_benchmarks(inputs: Inputs) -> None:
@@ -66,10 +66,17 @@ def benchmark_scores(
         users = [clusters.users[position] for position in positions]
         score = benchmark.score(benchmark_rows).to_json()
         none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
-        intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed, resamples=RESAMPLES)
+        unknown = undefined
+        if unknown is None and clusters.take(positions).responses is not None:
+            unknown = (
+                "several users judge the same responses, and the draws are by user: see ci95 of the accuracy"
+            )
+        if unknown is None:
+            intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed, resamples=RESAMPLES)
+        else:
+            intervals = {"score_ci95": None, "score_ci95_reason": unknown, "figures_ci95": none["figures"]}
         if undefined is not None:
-            reason = {"score_ci95_reason": undefined, "figures_ci95": none["figures"]}
-            score, intervals = none, {"score_ci95": None, **reason}
+            score = none
         scores[name] = {
             "rule": benchmark.rule,
             **score,
@@ -101,7 +108,7 @@ def write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
                 protocol=job.view.protocol,
                 order_claim=job.view.order_claim,
             )
-            spoken = [(*seen.prefix_messages, Message("assistant", text)) for text in seen.responses]
+            spoken = conversations(seen.prefix_messages, seen.responses)
             bare = ["\n\n".join(message.content for message in messages) for messages in spoken]
             texts.append(bare if render is None else render(spoken))
         files = result_files(

@@ -257,5 +257,6 @@ def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
 
 
 def _response_keys(comparison: Comparison) -> list[str]:
-    prompt = hashlib.sha256(repr([(m.role, m.content) for m in comparison.prompt]).encode()).digest()
+    turns = [(m.role, m.content) for m in comparison.prompt]
+    prompt = hashlib.sha256(f"{turns!r}{comparison.context}".encode()).digest()
     return [hashlib.sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]

@@ -283,6 +283,12 @@ def has_no_weights(model: str | Path) -> bool:
     return any(kind.named(model) for kind in _WITHOUT_WEIGHTS)
 
 
+def check_name(model: str | Path) -> None:
+    """Raise the error of a name that stands for nothing, without opening what it stands for."""
+    if _kind_of(model) is None:
+        locate(model)
+
+
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     """Return the comparisons that a history names, or the folder of saved states that it is.
 

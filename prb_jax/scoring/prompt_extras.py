@@ -122,6 +122,7 @@ def asked_digest(comparison: Comparison) -> str:
     shown = [
         [(turn.role, turn.content) for turn in comparison.prompt],
         [post.text for post in comparison.profile],
+        *([comparison.context] if comparison.context else []),
     ]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 

@@ -52,6 +52,8 @@ class Scorer:
         True  # False for functions of texts, and for models behind a server that scores
     )
     adapts: ClassVar[bool] = False  # whether it learns a user from comparisons
+    # whether what a response is worth depends on the others of its comparison, so that none may be left out
+    compares: bool = False
     judges: ClassVar[bool] = False  # whether it is a language model that is asked for a verdict
 
     def identity(self) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ One thread makes trees of small requests and gives batches to the device, full o
 passed over a few times at most. A second thread makes trees of large requests, a piece of each in turn, so that small
 requests never wait for their texts. Another one waits for the scores, or one for each batch that a CPU computes side
 by side. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
-fills the next one.
+fills the next one. With a cache of beginnings a tree waits for the batch that computes its own beginning.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-import jax
 import numpy as np
 
-from prb_jax.scoring.batching import Batch, lanes
+from prb_jax.scoring.batching import lanes
 from prb_jax.serving.items import Item, Score, pieces
 from prb_jax.serving.jobs import PIECE, BusyError, Job, Taken, WaitingTree, fail_all, take
 from prb_jax.serving.tree_scorer import TreeScorer
-from prb_jax.trees.tree import PlannedBatch, common_run
+from prb_jax.trees.continued import PAGE
+from prb_jax.trees.tree import PlannedBatch, Tree, common_run
 
 SMALL_AT_ONCE = 50_000  # characters of small requests that become trees at a time
 LARGE_AT_ONCE = 200_000  # and of large ones
@@ -37,6 +37,12 @@ PATIENCE = {
     True: 4,
 }  # batches that pass over the oldest tree of a small, and of a large request, at most
 WAITING = 1  # batches given to the device that wait, besides those that run
+
+HOLD = 0.005
+"""Seconds that a batch that is not full waits after others were answered while the device still has work: clients that
+were answered ask again, and their requests go along."""
+
+_Running = tuple[PlannedBatch, list[WaitingTree], list[Callable[[], np.ndarray]]]
 
 
 class Engine:
@@ -55,10 +61,15 @@ class Engine:
         self._small, self._large = deque[Job](), deque[Job]()
         self._made: list[WaitingTree] = []  # of large requests, for the first thread
         self._reads_large = False  # the second thread has taken pieces
-        self._running: SimpleQueue[
-            tuple[PlannedBatch, list[WaitingTree], list[Callable[[], jax.Array]]] | None
-        ] = SimpleQueue()
+        self._running: SimpleQueue[_Running | None] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
+        self._answered, self._held_until = (
+            -HOLD,
+            0.0,
+        )  # when a batch was answered last; when a small one may start
+        self._computing: list[
+            Tree
+        ] = []  # trees of the batches in flight, where what they begin with will be kept
         # batches since one held the oldest tree, of small requests and of large ones
         self._passed = dict.fromkeys(PATIENCE, 0)
         self._news = threading.Condition()
@@ -131,11 +142,14 @@ class Engine:
         def news() -> bool:
             fresh = bool((small and self._small) or (large and self._made))
             if pool:
-                return fresh or self._in_flight < self._wake_below
+                held = time.monotonic() < self._held_until
+                return fresh or (self._in_flight < self._wake_below and not held)
             return fresh or (self._ends and not (self._large or self._reads_large))
 
         with self._news:
-            self._news.wait_for(news)
+            while not news():
+                held = self._held_until - time.monotonic()
+                self._news.wait(held if pool and held > 0 else None)
             taken, made = take(self._small, SMALL_AT_ONCE) if small else [], self._made if large else []
             if made:
                 self._made = []
@@ -211,23 +225,29 @@ class Engine:
     def _choose(self, pool: Sequence[WaitingTree]) -> PlannedBatch | None:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
-            in_flight = self._in_flight
+            in_flight, computing = self._in_flight, list(self._computing)
             if in_flight >= self.lanes + WAITING:
                 self._wake_below = self.lanes + WAITING
                 return None
         places, oldest = list[int](), dict[bool, int]()
         for kind in PATIENCE:
             of_kind, size = [place for place, ready in enumerate(pool) if ready.large is kind], 0
+            of_kind = [place for place in of_kind if not self._is_computed(pool[place].made.tree, computing)]
             for place in of_kind[:MOST_TREES]:
                 if size > AHEAD * self._scorer.tokens and not pool[place].leans:
                     break
                 oldest.setdefault(kind, place)
                 places.append(place)
                 size += pool[place].fresh
-        planned = list(self._batcher([pool[place].made.tree for place in places], places))
-        if in_flight >= self.lanes and len(planned) == 1:  # more may come while the device is busy
-            self._wake_below = self.lanes
+        if not places:  # all wait for what is being computed
+            self._wake_below = in_flight
             return None
+        planned = list(self._batcher([pool[place].made.tree for place in places], places))
+        if in_flight and len(planned) == 1:  # more may come while the device is busy
+            self._wake_below = self.lanes
+            self._held_until = self._answered + HOLD
+            if in_flight >= self.lanes or time.monotonic() < self._held_until:
+                return None
         chosen = max(planned, key=lambda batch: batch.computed)
         for kind, place in reversed(oldest.items()):
             if self._passed[kind] >= PATIENCE[kind]:
@@ -237,24 +257,30 @@ class Engine:
             self._passed[kind] = self._passed[kind] + 1 if passed else 0
         return chosen
 
+    def _is_computed(self, tree: Tree, computing: Sequence[Tree]) -> bool:
+        """Return whether a page of a tree's beginning, or more, is being computed that will be kept."""
+        run = max((common_run([tree.prefix, other.prefix]) for other in computing), default=0)
+        return run >= PAGE and run // PAGE > len(self._scorer.kept(tree))
+
     def _start(self, planned: PlannedBatch, trees: list[WaitingTree]) -> None:
         """Give a batch to the device."""
         self._count(planned.computed)
-        try:
-            scores = [self._scores(batch) for batch in planned.make()]
+        try:  # started here, or side by side by the threads that wait
+            batches = planned.make()
+            start = self._scorer.start
+            scores = (
+                [lambda batch=batch: start(batch)() for batch in batches]
+                if self.lanes > 1
+                else [start(batch) for batch in batches]
+            )
         except Exception as error:
             fail_all(trees, error)
             return
         with self._news:
             self._in_flight += 1
+            if self._scorer.cache is not None:
+                self._computing += [ready.made.tree for ready in trees]
         self._running.put((planned, trees, scores))
-
-    def _scores(self, batch: Batch) -> Callable[[], jax.Array]:
-        """Return what waits for the scores of a batch: started here, or side by side by the threads that wait."""
-        if self.lanes > 1:
-            return lambda: self._scorer.model.dispatch(batch)
-        scores = self._scorer.model.dispatch(batch)
-        return lambda: scores
 
     def _take_back(self) -> None:
         """The work of the other threads: scores from the device to the requests."""
@@ -267,6 +293,9 @@ class Engine:
                         job.add(place, score)
             except Exception as error:  # of the device: other batches may go well
                 fail_all(trees, error)
+            done = {id(ready.made.tree) for ready in trees}
             with self._news:
                 self._in_flight -= 1
+                self._answered = time.monotonic()
+                self._computing = [tree for tree in self._computing if id(tree) not in done]
                 self._news.notify_all()

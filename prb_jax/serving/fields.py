@@ -12,7 +12,18 @@ import numpy as np
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Message, Post, read_profile
-from prb_jax.records.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
+from prb_jax.records.conversation import (
+    CONTEXT_FIELDS,
+    UNREAD_FIELDS,
+    Messages,
+    as_response,
+    from_json,
+    read_context,
+    read_message,
+    refuse_extras,
+    turns_of,
+    with_context,
+)
 from prb_jax.records.reading import parse_json
 from prb_jax.records.template_marks import template_mark
 from prb_jax.serving.sizes import PARTS, UNLIMITED, Sizes, TooLargeError
@@ -83,11 +94,8 @@ class Body(Mapping[str, Any]):
             if meant is not None and self._given[name] is not None:
                 instead = f"unknown; expected {meant!r} for whose reward it is"
                 fields.fail(self.where, name, "not read here" if name == meant else instead)
-        refuse_extras(
-            {name: self._given[name] for name in TEMPLATE_EXTRAS if name in names},
-            TEMPLATE_EXTRAS,
-            self.where,
-        )
+        unread = [name for name in (*UNREAD_FIELDS, *CONTEXT_FIELDS) if name in names]
+        refuse_extras(self._given, unread, self.where)
         return names
 
 
@@ -115,14 +123,14 @@ def texts(body: Body, *names: str) -> list[str]:
 def prompts(body: Body, *names: str, count: int) -> list[tuple[Message, ...]]:
     """Return the prompt of each of `count` responses, from the first of these fields that is there.
 
-    A prompt is a text or a conversation. One prompt counts for all responses.
+    A prompt is a text or a conversation, empty if the responses are whole ones. One prompt counts for all responses.
     """
     name, value = _first(body, names)
     if isinstance(value, list) and len(value) not in (1, count):
         expected = f"expected one, or as many as the {count} documents, found {len(value)}"
         fields.fail(body.where, name, expected)
     if _lists(value):
-        read = [prompt(entry, f"{name}[{k}]") for k, entry in enumerate(value)]
+        read = [prompt(entry, f"{name}[{k}]") if entry else () for k, entry in enumerate(value)]
     else:
         read = [user_turn(entry, name) for entry in texts(body, *names)]
     return read if len(read) > 1 else read * count
@@ -159,20 +167,51 @@ def user_turn(value: object, name: str) -> tuple[Message, ...]:
     return (Message("user", turn),)
 
 
-def messages(value: object, name: str) -> tuple[Message, ...]:
+def messages(value: object, name: str) -> Messages:
     """Return a conversation."""
-    turns = []
     _check_parts(value, name)
-    for k, entry in enumerate(fields.sequence(value, WHERE, name)):
-        given = fields.mapping(entry, WHERE, f"{name}[{k}]")
-        role = fields.text(given.get("role"), WHERE, f"{name}[{k}].role")
-        if role not in ROLES:
-            fields.fail(WHERE, f"{name}[{k}].role", f"expected {' or '.join(ROLES)}, found {quote(role)}")
-        refuse_extras(given, MESSAGE_EXTRAS, WHERE, within=f"{name}[{k}]")
-        turns.append(Message(role, _content(given.get("content"), f"{name}[{k}].content")))
+    given = enumerate(fields.sequence(value, WHERE, name))
+    turns = tuple(read_message(entry, WHERE, f"{name}[{k}]") for k, entry in given)
     if not turns:
         fields.fail(WHERE, name, "expected at least one message, found none")
-    return tuple(turns)
+    return turns
+
+
+def responses(body: Body, *names: str) -> list[str]:
+    """Return one or more responses, texts or lists of messages, from the first of these fields that is there.
+
+    Raises:
+      TooLargeError: there are more than a request may ask scores for.
+    """
+    name, value = _first(body, names)
+    if not _lists(value):
+        return texts(body, *names)
+    body.sizes.check_count(len(value), body.where)
+    read = []
+    for k, entry in enumerate(value):
+        whole = [{"role": "assistant", "content": entry}] if isinstance(entry, str) else entry
+        turns = messages(whole, f"{name}[{k}]")
+        if turns[-1].role != "assistant":
+            found = quote(turns[-1].role)
+            fields.fail(
+                body.where, f"{name}[{k}]", f"expected the assistant's message at the end, found {found}"
+            )
+        read.append(as_response(turns))
+    return read
+
+
+def context(body: Body) -> str:
+    """Return what a chat template is given beside the messages, as JSON; empty if there is nothing."""
+    return read_context(body, body.where)
+
+
+def placed(prompt: Messages, response: str, given: str) -> tuple[Messages, str]:
+    """Return a prompt and its response with what a chat template is given beside them, as `context` returns it."""
+    if not given:
+        return prompt, response
+    if prompt:
+        return with_context(prompt, given), response
+    return prompt, as_response(with_context(turns_of(response), given))
 
 
 def _check_parts(value: object, name: str) -> None:
@@ -181,17 +220,32 @@ def _check_parts(value: object, name: str) -> None:
         raise TooLargeError(f"{WHERE}: {name}: expected at most {PARTS:,} entries, found {len(value):,}")
 
 
-def _content(value: object, name: str) -> str:
-    """A text; or a list of parts {type: text, text}, as newer clients write it."""
-    if not isinstance(value, list):
-        return fields.text(value, WHERE, name)
+def output_text(value: object, name: str) -> str:
+    """Return the text of an object of the Responses API: of all messages in its `output`.
+
+    Raises:
+      DataError: it has no text, or its messages hold something else.
+    """
+    given = fields.mapping(value, WHERE, name)
     parts = []
-    for k, entry in enumerate(value):
-        part = fields.mapping(entry, WHERE, f"{name}[{k}]")
-        if part.get("type") != "text":
-            fields.fail(WHERE, f"{name}[{k}].type", f"expected text, found {quote(part.get('type'))}")
-        parts.append(fields.text(part.get("text"), WHERE, f"{name}[{k}].text"))
-    return "".join(parts)
+    for k, entry in enumerate(fields.sequence(given.get("output"), WHERE, f"{name}.output")):
+        where = f"{name}.output[{k}]"
+        item = fields.mapping(entry, WHERE, where)
+        if item.get("type") == "reasoning":
+            continue
+        if item.get("type") != "message":
+            expected = f"expected message or reasoning, found {quote(item.get('type'))}"
+            fields.fail(WHERE, f"{where}.type", expected)
+        for number, one in enumerate(fields.sequence(item.get("content"), WHERE, f"{where}.content")):
+            part = fields.mapping(one, WHERE, f"{where}.content[{number}]")
+            if part.get("type") != "output_text":
+                about = f"expected output_text, found {quote(part.get('type'))}"
+                fields.fail(WHERE, f"{where}.content[{number}].type", about)
+            parts.append(fields.text(part.get("text"), WHERE, f"{where}.content[{number}].text"))
+    text = "".join(parts)
+    if not text.strip():
+        fields.fail(WHERE, f"{name}.output", "expected a message with output_text, found no text")
+    return text
 
 
 def users(body: Body, count: int) -> list[str | None]:
@@ -205,7 +259,7 @@ def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
 
     `profile` is one list of posts, which is read once, or a list of such lists.
     """
-    value = body.get("profile")
+    value = from_json(body.get("profile"))
     if isinstance(value, str):
         fields.fail(
             body.where,

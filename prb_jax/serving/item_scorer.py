@@ -35,10 +35,11 @@ def open_reward(
     history: Sequence[Comparison] | Path | None = None,
     judge: JudgeOptions | None = None,
 ) -> Scorer:
-    """Open whatever gives a number for a single response.
+    """Open whatever gives numbers for responses.
 
     Args:
-      model: what `prb_jax.evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
+      model: what `prb_jax.evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint; `pairs:MODEL`
+        compares the responses of a prompt with each other.
       history: what a fitted method of personalisation knows of the users.
       judge: how a judge is asked.
 
@@ -49,7 +50,7 @@ def open_reward(
 
     if not is_judge(model):
         if judge is not None:
-            raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
+            raise RunError(f"{model}: is no judge (judge:MODEL, pairs:MODEL): leave out how one is asked")
         return open_scorer(model, loading, history=history)
     from prb_jax.behaviour.judges.judge import open_named_judge
 
@@ -104,6 +105,8 @@ def comparison_scores(
     why = "which is not a finite number"
     if isinstance(scorer, JudgeScorer):
         why = "the reply of the judge names no number of its scale"
+        if scorer.compares:
+            why = "the judge gave no verdict on it, or its prompt has no other response in this call to compare it with"
         _check_judge(scorer, view)
     shown = scorer.choose_view(view).view
 
@@ -128,7 +131,6 @@ def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
     """Raise RunError for what a judge cannot do as a reward."""
     if view.protocol is not None:
         raise RunError(
-            f"protocol: {judge.identity()['name']} rates each response by itself, with prompts of its own: leave it "
-            "out. A verdict between two responses gives none of them a number: who wins depends on the other one, on "
-            "the order and on ties, so that pairs are for `prb judge`"
+            f"protocol: {judge.identity()['name']} has prompts of its own: leave it out; pairs:MODEL compares the "
+            "responses of a prompt, and judge:MODEL rates each response by itself"
         )

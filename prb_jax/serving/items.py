@@ -154,11 +154,24 @@ class TreeMaker:
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
         """The tree of each group, or why it has none, in one call of the tokenizer if that is possible."""
         try:
+            self._refuse_rendered(groups)
             comparisons = [as_comparison(group) for group in groups]
             encoded = self.reader.encode_each(comparisons, view=self.view)
         except PrbError as error:
             return [error] if len(groups) == 1 else [self._trees([group])[0] for group in groups]
         return [self._readable(*pair) for pair in zip(comparisons, encoded, strict=True)]
+
+    def _refuse_rendered(self, groups: Sequence[Sequence[Item]]) -> None:
+        """Raise DataError for a prompt of one text that this model's template has rendered already."""
+        marks = getattr(self.reader.tokenizer, "turn_marks", ())
+        for item in (group[0] for group in groups):
+            if isinstance(item, ChatItem) and len(item.prompt) == 1 and not item.prompt[0].fields:
+                text = item.prompt[0].content
+                if mark := next((mark for mark in marks if mark in text), None):
+                    raise DataError(
+                        f"prompt: holds {mark!r}, so this model's chat template has rendered it already, and it would "
+                        "be wrapped as a user's message again: give messages, or the plain question"
+                    )
 
     def _readable(self, comparison: Comparison, tree: Tree | TooLongError) -> Tree | PrbError:
         """A tree with the soft prompt of its user, or why the model cannot read it."""
@@ -257,7 +270,9 @@ def _cost(item: Item) -> int:
 
 def part_characters(part: Message | Post) -> int:
     """Return the characters of a message, or of what is shown of a post."""
-    return len(part.content) if isinstance(part, Message) else len(part.text) + len(part.category)
+    if isinstance(part, Message):
+        return len(part.content) + len(part.context)
+    return len(part.text) + len(part.category)
 
 
 def numbered(error: PrbError, place: int, count: int) -> PrbError:

@@ -41,6 +41,13 @@ class ServeOptions:
     token: str | None = None
     view: ViewOptions = section(ViewOptions)
     batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
+    prefix_cache: int | None = option(
+        None,
+        "megabytes of keys and values of recent beginnings that are held; 0 for none (default: an eighth of the "
+        "machine's memory, where the model can keep any)",
+        "MB",
+        least=0,
+    )
     judge: JudgeOptions | None = None
     limits: Limits = section(Limits)
     history: Data | None = option(None, f"{HISTORY} (default: their posts alone)", "NAME_OR_PATH ...")

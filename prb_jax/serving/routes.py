@@ -1,7 +1,8 @@
 """The request shapes of the clients in use: JSON in, items to score; scores, JSON out. No HTTP here.
 
 Sources: the reward server of Personalised RewardBench (`/score`), the pooling API of vLLM (`/classify`, `/pooling`,
-`/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward.
+`/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward,
+NeMo Gym's `/compare`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from prb_jax.errors import quote
 from prb_jax.records import fields as checks
-from prb_jax.records.conversation import Messages
+from prb_jax.records.conversation import Messages, from_json, split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
@@ -61,7 +62,7 @@ def score(body: Body) -> ScoreRequest:
     if "response_text" not in body:
         return _score_documents(body)
     query, response = fields.text(body, "query"), fields.text(body, "response_text")
-    profile = body.get("profile")
+    profile = from_json(body.get("profile"))
     shown = isinstance(profile, str)
     if shown:
         query += checks.text(profile, WHERE, "profile")
@@ -74,7 +75,7 @@ def _one_score(scores: Sequence[Score], model: str) -> Any:
 
 
 def _score_documents(body: Body) -> ScoreRequest:
-    documents = fields.texts(body, "documents", "text_2")
+    documents = fields.responses(body, "documents", "text_2")
     queries = fields.prompts(body, "queries", "text_1", "query", count=len(documents))
     return ScoreRequest(
         _answers(body, queries, documents), _listing("score", _indexed_score), _activation(body)
@@ -165,18 +166,19 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
         checks.fail(label.where, "user_id", about)
     user = own or user
     question, profile = label.get("question"), label.get("profile")
+    context = fields.context(label)
     label.ignored()  # refuses what is nearly one of these names
     if question is None:
-        if profile:
-            about = "a profile is shown with a question: expected 'question' beside it"
-            checks.fail(label.where, "profile", about)
+        if profile or context:
+            name = "profile" if profile else "tools or chat_template_kwargs"
+            checks.fail(label.where, name, "is shown with a question: expected 'question' beside it")
         return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
     if not isinstance(prompt, str) or not text.startswith(prompt):
         about = "expected the beginning of the query, behind which its response stands"
         checks.fail(WHERE, f"prompts[{k}]", about)
     response = without_end_marks(text[len(prompt) :])
     messages = fields.prompt(question, f"labels[{k}].question")
-    return ChatItem(messages, response, user, fields.profiles(label, 1)[0])
+    return ChatItem(*fields.placed(messages, response, context), user, fields.profiles(label, 1)[0])
 
 
 def bare_number(body: Body) -> ScoreRequest:
@@ -188,6 +190,27 @@ def bare_number(body: Body) -> ScoreRequest:
 
 def _number(scores: Sequence[Score], model: str) -> Any:
     return scores[0].value
+
+
+def compare(body: Body) -> ScoreRequest:
+    """``/compare`` of NeMo Gym: {conversation_history, response_objs}: the rewards of all responses to one prompt.
+
+    Each response is an object of the Responses API, of whose output the texts are read (`output_text`), and its
+    reasoning is not. `user_id` and `profile` say whose rewards they are.
+    """
+    objects = checks.sequence(body.get("response_objs"), WHERE, "response_objs")
+    if not objects:
+        checks.fail(WHERE, "response_objs", "expected at least one response, found none")
+    body.sizes.check_count(len(objects), WHERE)
+    if body.get("principle") is not None:
+        checks.fail(WHERE, "principle", "not read here; give what the user wishes as 'profile'")
+    prompt = fields.messages(body.get("conversation_history"), "conversation_history")
+    texts = [fields.output_text(one, f"response_objs[{k}]") for k, one in enumerate(objects)]
+    return ScoreRequest(_answers(body, [prompt] * len(texts), texts), _compared, _activation(body))
+
+
+def _compared(scores: Sequence[Score], model: str) -> Any:
+    return {"rewards": [score.value for score in scores], "comparison_results": None, "metrics": None}
 
 
 ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
@@ -202,6 +225,7 @@ ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/v1/embeddings": embeddings,
     "/get_reward": get_reward,
     "/slime": bare_number,
+    "/compare": compare,
 }
 """By path, how a request is understood."""
 
@@ -217,7 +241,8 @@ def _chat_items(body: Body) -> list[Item]:
     messages = fields.messages(body["messages"], "messages")
     if len(messages) < 2 or messages[-1].role != "assistant":
         checks.fail(WHERE, "messages", "expected a conversation that ends with the assistant's response")
-    return _answers(body, [messages[:-1]], [messages[-1].content])
+    prompt, response = split_response(messages)
+    return _answers(body, [prompt], [response])
 
 
 def _rendered_items(body: Body) -> list[Item]:
@@ -250,8 +275,10 @@ def _answers(
     count = len(responses)
     order = checks.optional_text(body.get("profile_order"), WHERE, "profile_order")
     profiles = [()] * count if shown else fields.profiles(body, count)
-    given = zip(prompts, responses, fields.users(body, count), profiles, strict=True)
-    return [ChatItem(prompt, response, user, profile, order) for prompt, response, user, profile in given]
+    context = fields.context(body)
+    whole = [fields.placed(*pair, context) for pair in zip(prompts, responses, strict=True)]
+    given = zip(whole, fields.users(body, count), profiles, strict=True)
+    return [ChatItem(*pair, user, profile, order) for pair, user, profile in given]
 
 
 def _activation(body: Body) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import RunError, need_extra
+from prb_jax.models.continued import why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.scoring.batching import machine_memory
 from prb_jax.scoring.load import read_history
 from prb_jax.scoring.remote.score_server import TOKEN, ScoreClient
 from prb_jax.scoring.reward_model import RewardModel
@@ -25,6 +27,10 @@ from prb_jax.serving.tree_scorer import open_tree_scorer
 
 if TYPE_CHECKING:
     from prb_jax.serving.app import ServedModel
+
+
+MOST_HELD = 64e9
+"""Bytes of keys and values that are held at most where nobody says how many."""
 
 
 def serve(
@@ -78,11 +84,16 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
 
     metrics, identity, most = ServerMetrics(), scorer.identity(), options.limits.waiting
     if isinstance(scorer, RewardModel):
-        trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens)
+        held = _prefix_cache(scorer, options.prefix_cache)
+        trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens, prefix_cache=held)
         trees.compile()
         engine = Engine(trees, most=most, count=metrics.count_batch)
         view, name, shown = trees.maker.view, scorer.name, True
     else:
+        if options.prefix_cache:
+            raise RunError(
+                f"--prefix-cache: {identity['name']} is no reward model whose keys and values can be kept"
+            )
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=most, at_once=JUDGED_AT_ONCE if waits else 1)
@@ -95,3 +106,19 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
     )
     facts = {"identity": identity, "view": asdict(view)}
     return ServedModel(name, engine, RequestReader(sizes), metrics, options, **facts)
+
+
+def _prefix_cache(model: RewardModel, asked: int | None) -> int:
+    """Return the bytes of keys and values that are held, of those asked for in megabytes.
+
+    Raises:
+      RunError: some are asked for, and the model cannot keep any; the message says why.
+    """
+    why = "an encoder's states depend on what follows"
+    if model.streams is not None:
+        why = why_not_kept(model.decoder, model.mesh, model.streams)
+    if why is not None and asked:
+        raise RunError(f"--prefix-cache: {model.name} keeps no keys and values of beginnings: {why}")
+    if why is not None:
+        return 0
+    return int(min(machine_memory() / 8, MOST_HELD)) if asked is None else asked * 1_000_000

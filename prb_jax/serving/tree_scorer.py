@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, stream_batches
+from prb_jax.models.continued import AT_A_TIME, ContinuedFn, empty_page, make_continued_fn
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
+from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.continued import PAGE, LaidBehind, Page, Room, lay_behind, make_room
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -26,10 +34,11 @@ from prb_jax.trees.sequences import (
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
-from prb_jax.trees.tree import build_tree
+from prb_jax.trees.tree import PlannedBatch, Tree, build_tree
 
 PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""
+
 
 TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
 
@@ -50,48 +59,116 @@ MOST_RESPONSES = 64
 class TreeScorer:
     """Scores items as trees, in shapes of streams or sequences that do not depend on what comes.
 
-    A full batch has about so many tokens.
+    A full batch has about so many tokens. With a cache, beginnings that were computed are not computed again.
     """
 
     model: RewardModel
     maker: TreeMaker
     shapes: BatchOptions
     tokens: int
+    cache: PrefixCache | None = None
+    rooms: list[Room] = field(default_factory=list, repr=False)
+    """Arrays into which what is kept is copied for a batch, of batches that are done."""
 
     @property
     def batcher(self) -> Batcher:
         """What makes batches of trees, in the fixed shapes."""
         if isinstance(self.shapes, SequenceOptions):
             return self.shapes.batches
+        if self.cache is not None:
+            return self._behind
         return partial(stream_batches, shape=self.shapes.fixed[-1], options=self.shapes)
+
+    @cached_property
+    def program(self) -> ContinuedFn:
+        """The scorer of streams behind kept tokens."""
+        model = self.model
+        return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
+
+    def kept(self, tree: Tree) -> list[Page]:
+        """Return what is held of the beginning of a tree, as much as a stream has room for."""
+        assert isinstance(self.shapes, StreamOptions)
+        return [] if self.cache is None else self.cache.find(tree.prefix, most=self.shapes.fixed[-1].kept)
+
+    def _behind(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
+        """Pack trees into streams behind what is kept of them."""
+        assert isinstance(self.shapes, StreamOptions)
+        options = self.shapes
+        pages = [self.kept(tree) for tree in trees]
+        kept = [len(some) * PAGE for some in pages]
+        for (stream,) in pack_streams(trees, options.fixed[-1], options, kept):
+            yield PlannedBatch(
+                members=tuple(indices[member] for member in stream.members),
+                computed=stream.tokens,
+                make=lambda stream=stream: [lay_behind(trees, stream, pages, self._room())],
+                take=partial(rows_of_trees, trees, (stream,)),
+            )
+
+    def _room(self) -> Room:
+        """A room that no batch uses."""
+        with contextlib.suppress(IndexError):
+            return self.rooms.pop()
+        assert isinstance(self.shapes, StreamOptions)
+        model = self.model
+        return make_room(empty_page(model.decoder, jnp.dtype(model.dtype)), self.shapes.fixed[-1].kept)
+
+    def start(self, batch: Batch | LaidBehind) -> Callable[[], np.ndarray]:
+        """Start scoring a batch; returns what waits for its scores, and holds the beginnings that it computed."""
+        if not isinstance(batch, LaidBehind):
+            scores = self.model.dispatch(batch)
+            return lambda: np.asarray(scores, np.float32)
+        sizes = [np.shape(array) for array in jax.tree.leaves(batch.batch)]
+        with compiling(self.program, *sizes):
+            rewards, keys, values = self.program(self.model.params, batch.batch)
+
+        def finish() -> np.ndarray:
+            assert self.cache is not None
+            for prefix, pages in batch.pages(np.asarray(keys), np.asarray(values)):
+                self.cache.put(prefix, pages)
+            scores = np.asarray(rewards, np.float32)
+            self.rooms.append((cast(Any, batch.batch.keys), cast(Any, batch.batch.values)))
+            return scores
+
+        return finish
 
     def compile(self) -> None:
         """Compile the program of each shape."""
         tree, shapes = build_tree([[0, 0]]), self.shapes
-        batches: Iterable[Batch]
+        batches: Iterable[Batch | LaidBehind]
         if isinstance(shapes, SequenceOptions):
             sizes = [(length, rows) for length, some in shapes.fixed.items() for rows in some]
             batches = (make_sequence_batch([], PackedSequences(rows, length, ())) for length, rows in sizes)
         else:
-            packed = (PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed)
+            packed = [PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed]
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
+            if self.cache is not None:
+                batches = (lay_behind([tree], stream, [()], self._room()) for stream in packed)
         for batch in batches:
-            np.asarray(self.model.dispatch(batch))
+            self.start(batch)()
 
     def __call__(self, items: Sequence[Item]) -> Scores:
         """Return the score of each item, or why it has none."""
         trees, errors = self.maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
         for planned in self.batcher([made.tree for made in trees], range(len(trees))):
-            scored = [np.asarray(self.model.dispatch(batch), np.float32) for batch in planned.make()]
+            scored = [self.start(batch)() for batch in planned.make()]
             rows = planned.take(scored)
             for member, row in zip(planned.members, rows, strict=True):
                 scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
         return [scores[place] for place in range(len(items))]
 
 
-def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: int | None) -> TreeScorer:
-    """Choose the fixed shapes of a model, of about ``batch_tokens`` tokens (by the device if not given)."""
+def open_tree_scorer(
+    model: RewardModel, options: ViewOptions, *, batch_tokens: int | None, prefix_cache: int = 0
+) -> TreeScorer:
+    """Choose the fixed shapes of a model.
+
+    Args:
+      model: that scores.
+      options: what it sees.
+      batch_tokens: of a batch, about; by the device if not given.
+      prefix_cache: bytes of keys and values that are held; 0 for none, as for a model that cannot keep any.
+    """
     view = model.reader.view(options)
     for remark in model.reader.remarks(view.protocol):
         warnings.warn(remark, PrbWarning, stacklevel=2)
@@ -102,8 +179,11 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
             longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, multiple = chosen.tokens, chosen.multiple
+        if prefix_cache:  # whole turns of the layers; as much is kept for a stream as a full one has
+            multiple = round_up(multiple, AT_A_TIME)
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
-        fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]
+        kept = lengths[-1] if prefix_cache else 0
+        fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP), kept) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
     else:
         limit, most = model.reader.limit(view), MOST_RESPONSES
@@ -112,4 +192,5 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
         rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
         shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
-    return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens)
+    cache = PrefixCache(prefix_cache) if prefix_cache else None
+    return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens, cache)

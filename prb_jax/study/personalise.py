@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +22,7 @@ from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.platform.sharding import make_mesh
-from prb_jax.records.writing import write_json, writing
+from prb_jax.records.writing import write_file, write_json, writing
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
@@ -38,7 +40,7 @@ from prb_jax.study.outcomes import (
 )
 from prb_jax.study.picture import curves_figure, save_figure
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import CEILING, DEFINITIONS, results, subset_results
+from prb_jax.study.results import CEILING, DEFINITIONS, outcome_table, results, subset_results
 from prb_jax.study.splits import (
     PARTS,
     UNSEEN_PART,
@@ -56,13 +58,14 @@ RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"
 SUBSETS: Final = "subsets.json"
 PICTURE: Final = "curves.svg"
+TABLE: Final = "outcomes.csv"
 OUTCOMES: Final = "outcomes"
 STATES: Final = "states"
 RUNS: Final = RunKind(
     "prb_jax study",
     "prb personalise",
     finished=RESULTS,
-    sealed=(SUMMARY, SPLITS, SUBSETS, f"{OUTCOMES}/*.npz"),
+    sealed=(SUMMARY, SPLITS, SUBSETS, TABLE, f"{OUTCOMES}/*.npz"),
 )
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
 PROTOCOL: Final = 2  # of the splits and the outcomes: a study of another one is not continued
@@ -183,6 +186,9 @@ def personalise(
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(outcome_table(population, splits, outcomes))
+        write_file(folder / TABLE, text.getvalue().encode())
         if has_extra("report", PICTURE):
             save_figure(curves_figure(rows), folder / PICTURE)
         RUNS.finish(folder, rows)

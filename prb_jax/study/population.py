@@ -16,6 +16,7 @@ from prb_jax.personal.features import FeatureStore, post_key
 from prb_jax.personal.few_shot.choices import Choices, Posts
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL, preferred_pairs
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.conversation import transcript
 from prb_jax.scoring.comparison_table import clusters_of
 
 NO_USER: Final[str] = "comparisons without a user"
@@ -106,7 +107,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         None if (rewards := shown[id(one.comparison)]) is None else rewards[one.sides] for one in kept
     ]
     users, user_of = _numbered(str(one.user_id) for one in chosen_from)
-    prompt_texts = ("\n".join(f"{m.role}: {m.content}" for m in one.prompt) for one in chosen_from)
+    prompt_texts = (transcript(one.prompt) for one in chosen_from)
     _, questions = _numbered(prompt_texts)
     profiles, profile_of = _numbered(one.profile for one in chosen_from)
     items, item_of = _numbered(post_key(text) for text in texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.calibration import calibration_of
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.paired import holm
+from prb_jax.metrics.paired import add_holm
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, mean_interval
 from prb_jax.personal.few_shot.registry import POOLED, STRONG
 from prb_jax.study.outcomes import BASELINES, CONTROLS, NO_PROFILE, NO_USER, PLAIN, SHUFFLED, Outcome
@@ -28,7 +28,7 @@ NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins ar
 _WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (
     *(f"{name}{end}" for name in _WITH_INTERVAL for end in ("", "_ci95")),
-    *("ties", "ece", "p", "above_offset"),
+    *("ties", "ece", "brier", "p", "p_log_loss", "above_offset"),
 )
 """The figures that say how well k comparisons are learned from."""
 
@@ -51,9 +51,13 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "over the same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
     "the other on the same choices; below 0 is better",
     "ece": "expected calibration error of these probabilities, 20 bins",
+    "brier": "mean of (1 - the probability of the choice)^2",
     "gain_from_user": "accuracy minus that with the state of another person",
-    "p": "two-sided, of diff_to_pooled: t test with the standard error of its interval",
-    "p_holm": "p adjusted by the method of Holm (1979) for all methods and shots of the same split",
+    "p_log_loss": "two-sided, of log_loss_diff_to_pooled: t test with the standard error of its interval. The log-loss "
+    "is the primary endpoint: it sees how sure a method is, and so more than whether a choice is right",
+    "p": "the same of diff_to_pooled",
+    "p_log_loss_holm": "p_log_loss adjusted by the method of Holm (1979) for all methods and shots of the same split",
+    "p_holm": "likewise p",
     "above_offset": "whether the interval of diff_to_offset lies above 0",
     "seconds_fit": "of a method that trains the backbone with the rewards of all responses under its adapters",
     "seconds_adapt_per_user": "with the largest number of shots, compiled; all people together, by their number",
@@ -61,8 +65,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
     "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
     "shuffled user": "a control: each person is scored with the state of another one of the same part",
-    "ceiling": "simulated (control): what bayes would reach if its estimated prior were the truth, on the same people, "
-    "pairs and contexts; expected figures, means over 8 draws of everybody's tastes. 'ceiling, no user' knows nobody, "
+    "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
+    "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
+    "figures, means over 8 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
     "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
     "no profile": "a control: the method is adapted on the comparisons alone",
 }
@@ -94,13 +99,14 @@ def results(
         of_part = _rows_of(population, splits, outcomes, part)
         known = (POOLED, *BASELINES)
         tested = [row for row in of_part if row["control"] is None and row["method"] not in known]
-        tested = [row for row in tested if row["p"] is not None]
-        for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
-            row["p_holm"] = float(adjusted)
+        add_holm(tested)
+        add_holm(tested, p="p_log_loss")
         rows += of_part
         if of_part and "bayes" in outcomes:
             simulated = [outcome.figures.get(CEILING, []) for outcome in outcomes["bayes"]]
-            rows += _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
+            reached = {row["shots"] for row in of_part if row["reason"] is None}
+            ceilings = _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
+            rows += [row for row in ceilings if row["shots"] in reached or row["method"] != CEILING]
     return rows
 
 
@@ -119,6 +125,39 @@ def subset_results(
         for subset in (subsets if len(subsets) > 1 else ())
         for row in _rows_of(population, splits, outcomes, UNSEEN_PART, among=names == subset)
     ]
+
+
+def outcome_table(
+    population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
+) -> Iterator[list[str]]:
+    """Yield the lines of ``outcomes.csv``, the heads first: a line for each choice that a split asks for.
+
+    It has the id of the comparison, its user and subset, the split, the part of the person, how many comparisons the
+    person can be adapted on, and the margin of each method with each number of shots: above 0 is a win. Controls are
+    left out. Arguments as of :func:`results`.
+    """
+    first = next(iter(outcomes.values()))
+    columns = [
+        (name, shots)
+        for name, of_splits in outcomes.items()
+        for control, shots in sorted(of_splits[0].margins)
+        if control == PLAIN and all((PLAIN, shots) in outcome.margins for outcome in of_splits)
+    ]
+    known = ("id", "user", "subset", "split", "part", "known")
+    yield [*known, *(f"{name} {shots}" for name, shots in columns)]
+    for number, (split, asked) in enumerate(zip(splits, first, strict=True)):
+        margins = [outcomes[name][number].margins[PLAIN, shots] for name, shots in columns]
+        for row, place in enumerate(asked.places.tolist()):
+            user = int(population.choices.users[place])
+            yield [
+                population.ids[place],
+                population.users[user],
+                population.subsets[place] or "",
+                str(split.seed),
+                PARTS[split.part[user]],
+                str(asked.short[row]),
+                *(f"{float(margin[row]):.7g}" for margin in margins),
+            ]
 
 
 def _rows_of(
@@ -177,15 +216,19 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
     }
     probable = name not in NO_PROBABILITIES
 
-    def add_loss(field: str, losses: np.ndarray | None) -> None:
+    def add_loss(field: str, losses: np.ndarray | None) -> float | None:
+        """Add a mean of losses with its interval; returns the p-value that it is 0."""
         row[field] = row[f"{field}_ci95"] = None
-        if losses is not None and probable:
-            row[field] = float(losses.mean())
-            row[f"{field}_ci95"] = mean_interval(losses, clusters.users, responses=clusters.responses).bounds
+        if losses is None or not probable:
+            return None
+        interval = mean_interval(losses, clusters.users, responses=clusters.responses)
+        row[field], row[f"{field}_ci95"] = float(losses.mean()), interval.bounds
+        return interval.p_value(row[field])
 
     add_loss("log_loss", _losses(margins))
     sure = 1 / (1 + np.exp(-np.abs(margins.astype(np.float64))))
-    row["ece"] = calibration_of(sure, wins + 0.5 * (margins == 0))["ece"] if probable else None
+    calibrated = calibration_of(sure, wins + 0.5 * (margins == 0))
+    row |= {figure: calibrated[figure] if probable else None for figure in ("ece", "brier")}
     baseline = name in (POOLED, *BASELINES)
 
     def same(other: str) -> np.ndarray | None:
@@ -208,11 +251,12 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
             interval = difference_interval(wins.astype(np.int64) - (other > 0), clusters)
         row[field] = None if other is None else float(wins.mean() - (other > 0).mean())
         row[f"{field}_ci95"] = interval and interval.bounds
+        if field == "gain_from_user":
+            continue
+        p = add_loss(f"log_loss_{field}", None if other is None else _losses(margins) - _losses(other))
         if field == "diff_to_pooled":
-            row["p"] = interval and interval.p_value(row[field])
-        if field != "gain_from_user":
-            add_loss(f"log_loss_{field}", None if other is None else _losses(margins) - _losses(other))
-    row["p_holm"] = None
+            row |= {"p": interval and interval.p_value(row[field]), "p_log_loss": p}
+    row["p_holm"] = row["p_log_loss_holm"] = None
     bounds = row["diff_to_offset_ci95"]
     row["above_offset"] = None if bounds is None else bounds[0] > 0
     for figure in ("seconds_fit", "seconds_adapt_per_user"):

@@ -6,7 +6,8 @@ gain" means a poor method or poor data. `prb personalise --plan`: how many peopl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.personal.few_shot.bayes import METHOD, pooled_margins
+from prb_jax.personal.few_shot.bayes import METHOD, draw_prior, pooled_margins
 from prb_jax.personal.few_shot.choices import Choices, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
@@ -37,6 +38,9 @@ DRAWS: Final = 8
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3
+GAIN: Final = 0.01  # in accuracy, for which a plan says how many people it takes
+POWER: Final = 0.8
+_POWER_QUANTILE: Final = 0.8416  # of the normal distribution, at POWER
 PRIOR_SPLITS: Final = 5  # the prior is estimated on all but a fifth of the people, on whom it is tested
 
 
@@ -78,13 +82,18 @@ def ceiling(
     """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
     knows each person's taste; for unseen and for seen people.
 
+    In each draw the truth is a prior from the posterior of the estimated one. Its shrunk means alone would make people
+    less sure than they are.
+
     ``prior`` is `bayes` as it was fitted on the split of the part; people are split over the mesh.
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
     nobody = repeated(METHOD.empty_state(prior), len(part.queries.users))
+    estimated, seen = prior, part.choices.only(part.split.trained)
     sums: dict[tuple[str, int], Any] = {}
     for _ in range(DRAWS):
+        prior = draw_prior(estimated, seen, rng=rng)
         drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
         margins = {(KNOWN, max(shots)): truth[places]}
         for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
@@ -96,7 +105,7 @@ def ceiling(
             margins[key] = (scores[:, 0] - scores[:, 1]).astype(np.float64)
         sure = 1 / (1 + np.exp(-truth[places]))
         for key, margin in margins.items():
-            right = np.where(margin > 0, sure, np.where(margin < 0, 1 - sure, 0.0))
+            right = expected_wins(margin, truth[places])
             loss = sure * np.logaddexp(0, -margin) + (1 - sure) * np.logaddexp(0, margin)
             sums[key] = sums.get(key, 0) + np.stack([right, loss]) / DRAWS
     part_of = part.split.part[part.choices.users[places]]
@@ -147,8 +156,9 @@ def plan_study(
     Returns:
       "ceiling": the expected gain in accuracy over knowing nobody, of the data's people with `shots` choices
       ("choices") and of the whole person ("person"); "rows": for each number of people "people", "choices", "gain" and
-      "ci95_half", means over the repeats of the difference to pooled and of the half width of its interval, and
-      "power", the chance that the interval lies above 0, by the normal approximation.
+      "ci95_half", means over the repeats of the expected difference to pooled and of the half width of its interval,
+      "power", the chance that the interval lies above 0, by the normal approximation, and "gain_error" and
+      "power_error", Monte Carlo standard errors (None for one repeat); "needed": the result of :func:`people_needed`.
 
     Raises:
       PrbError: the data cannot be used, or hold nothing personal that could be planned for.
@@ -177,15 +187,17 @@ def plan_study(
             )
         expected = ceiling(prior, part, shots=(shots,), mesh=devices)
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
-        rows = []
+        rows, seen = [], part.choices.only(first.trained)
         for number in counts:
             studies = []
             for repeat in range(repeats):
-                drawn = _draw_people(
-                    population, prior, number, np.random.default_rng([number, repeat]), devices
-                )
+                rng = np.random.default_rng([number, repeat])
+                of_study = draw_prior(prior, seen, rng=rng)
+                drawn, truth = _draw_people(population, of_study, number, rng, devices)
                 studies.append(
-                    _simulated_row(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices)
+                    _simulated_study(
+                        drawn, truth, settings, shots=shots, seeds=seeds, split=split, mesh=devices
+                    )
                 )
                 display.advance(1)
             rows.append({"people": number, **power_of(studies)})
@@ -198,6 +210,7 @@ def plan_study(
             "prior": {name: float(value) for name, value in prior.numbers.items()},
             "ceiling": {"choices": best[PLAIN] - best[NO_USER], "person": best[KNOWN] - best[NO_USER]},
             "rows": rows,
+            "needed": people_needed(rows),
         }
         write_json(folder / PLAN, plan)
     return plan
@@ -205,8 +218,9 @@ def plan_study(
 
 def _draw_people(
     population: Population, prior: Fitted, number: int, rng: np.random.Generator, mesh: Mesh
-) -> Population:
-    """People of the population, drawn with replacement, who choose by new tastes."""
+) -> tuple[Population, np.ndarray]:
+    """People of the population, drawn with replacement, who choose by new tastes; and the true margin of each
+    choice."""
     grouped = group(population.choices)
     drawn = rng.integers(len(grouped.users), size=number)
     places = [grouped.places[row][grouped.mask[row]] for row in drawn]
@@ -217,21 +231,31 @@ def _draw_people(
     responses = population.clusters.responses
     if responses is not None:
         responses = tuple(responses[place] for place in kept)
-    return replace(
+    made, truth = draw_choices(prior, choices, rng=rng, mesh=mesh)
+    drawn = replace(
         population,
-        choices=draw_choices(prior, choices, rng=rng, mesh=mesh)[0],
+        choices=made,
         profile_of=population.profile_of[kept],
         users=names,
         ids=tuple(population.ids[place] for place in kept),
         subsets=tuple(population.subsets[place] for place in kept),
         clusters=Clusters(tuple(names[user] for user in users), responses),
     )
+    return drawn, truth
 
 
-def _simulated_row(
-    population: Population, settings: Any, *, shots: int, seeds: int, split: str, mesh: Mesh
+def _simulated_study(
+    population: Population,
+    truth: np.ndarray,
+    settings: Any,
+    *,
+    shots: int,
+    seeds: int,
+    split: str,
+    mesh: Mesh,
 ) -> dict[str, Any]:
-    """The row of `bayes` on unseen people of a simulated study."""
+    """The row of `bayes` on unseen people of a simulated study, with its "expected" difference to pooled: over all
+    outcomes that the true margins [n] of the choices to be predicted may have."""
     splits, pooled = make_splits(population, by=split, seeds=seeds), method_named(POOLED)
     parts = [make_part(population.choices, one) for one in splits]
     outcomes = {}
@@ -242,21 +266,60 @@ def _simulated_row(
         ]
     wanted = (METHOD.name, "unseen", shots)
     rows = results(population, splits, outcomes)
-    return next(row for row in rows if (row["method"], row["split"], row["shots"]) == wanted)
+    row = next(row for row in rows if (row["method"], row["split"], row["shots"]) == wanted)
+    gains: dict[int, float] = {}  # every choice once, as in the rows
+    for one, ours, theirs in zip(splits, outcomes[METHOD.name], outcomes[POOLED], strict=True):
+        margins, places = truth[ours.places], ours.places
+        gain = np.subtract(*(expected_wins(it.margins[PLAIN, shots], margins) for it in (ours, theirs)))
+        unseen = one.part[population.choices.users[places]] == UNSEEN_PART
+        for place, value in zip(places[unseen].tolist(), gain[unseen].tolist(), strict=True):
+            gains.setdefault(place, value)
+    return row | {"expected": float(np.mean(list(gains.values())))}
+
+
+def expected_wins(margins: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the probability that each choice is predicted, where its true margin is known; a tie is no win."""
+    sure = 1 / (1 + np.exp(-np.asarray(truth, np.float64)))
+    return np.where(margins > 0, sure, np.where(margins < 0, 1 - sure, 0.0))
 
 
 def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over simulated studies, and the chance that an interval lies above 0."""
+    """Return means over simulated studies, the chance that an interval lies above 0, and Monte Carlo errors.
+
+    The gain of a study is the expected one; its outcomes only make the width of its interval. Errors are None for one
+    study.
+    """
     from scipy.special import ndtr  # scipy takes long to import
 
     known = [row for row in rows if row["diff_to_pooled_ci95"] is not None]
+    names = ("gain", "gain_error", "ci95_half", "power", "power_error")
     if not known:
-        return {"choices": rows[0]["n"], "gain": None, "ci95_half": None, "power": None}
-    gain = float(np.mean([row["diff_to_pooled"] for row in known]))
-    half = float(np.mean([np.ptp(row["diff_to_pooled_ci95"]) / 2 for row in known]))
-    return {
-        "choices": int(np.mean([row["n"] for row in known])),
-        "gain": gain,
-        "ci95_half": half,
-        "power": float(ndtr(1.96 * (gain / half - 1))),
-    }
+        return {"choices": rows[0]["n"], **dict.fromkeys(names)}
+    gains = np.array([row["expected"] for row in known])
+    halves = np.array([np.ptp(row["diff_to_pooled_ci95"]) / 2 for row in known])
+    gain, half = float(gains.mean()), float(halves.mean())
+    distance, error, power_error = 1.96 * (gain / half - 1), None, None
+    if len(known) > 1:
+        error = float(gains.std(ddof=1)) / math.sqrt(len(known))
+        # the delta method, for the gain and the width
+        steps = (gains - gain * halves / half) / half
+        slope = 1.96 * math.exp(-(distance**2) / 2) / math.sqrt(2 * math.pi)
+        power_error = slope * float(steps.std(ddof=1)) / math.sqrt(len(known))
+    values = (gain, error, half, float(ndtr(distance)), power_error)
+    choices = int(np.mean([row["n"] for row in known]))
+    return {"choices": choices, **dict(zip(names, values, strict=True))}
+
+
+def people_needed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many people, and predicted choices of theirs, find a gain of `GAIN` in `POWER` of all studies.
+
+    The width of an interval falls with the root of the number of people: its constant is the mean over the rows of a
+    plan. Both numbers are None if no row has an interval.
+    """
+    known = [row for row in rows if row["ci95_half"] is not None]
+    people = choices = None
+    if known:
+        half = GAIN * 1.96 / (1.96 + _POWER_QUANTILE)
+        people = math.ceil(np.mean([row["people"] * row["ci95_half"] ** 2 for row in known]) / half**2)
+        choices = math.ceil(people * np.mean([row["choices"] / row["people"] for row in known]))
+    return {"gain": GAIN, "power": POWER, "people": people, "choices": choices}

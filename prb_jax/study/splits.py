@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.errors import DataError, PrbWarning, RunError, quote, short_repr
 from prb_jax.metrics.paired import smallest_shift
 from prb_jax.metrics.texts import WRAPPERS, wrapper_features
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
@@ -36,6 +37,12 @@ PARTS: Final = ("seen", "validation", "unseen")
 LEVEL: Final = 0.999
 MARGIN: Final = 0.03
 """Beyond chance, that the wrapper alone must exceed with this confidence: less than that is no leak of labels."""
+
+EXCHANGES: Final = 99
+"""How often wrappers are exchanged among texts, for the accuracy by chance."""
+
+CONTENT: Final = 0.5
+"""Share of the texts with a wrapper that win and lose, of the share expected by chance, from which it is content."""
 
 NORMS: Final = 1.5
 """Most that the mean lengths of the features of seen and unseen people may differ, as a ratio."""
@@ -220,28 +227,32 @@ def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool =
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
     of all other people; a tie counts as half. Where several people judge the same texts, the accuracy must be above
-    chance over texts too: a few texts that happen to end in a quotation mark, and are liked, are no leak.
+    chance over texts too: a few texts that happen to end in a quotation mark, and are liked, are no leak. Chance is the
+    median accuracy where the wrappers are exchanged among the texts: liked texts are liked by other people too.
+
+    Where the texts with the wrapper that tells most both win and lose, the wrapper belongs to what was written, as a
+    quotation mark after a punch line, and not to the label. That is a warning.
 
     Args:
       population: the people.
       split: of them.
-      relaxed: raises nothing, whatever the accuracy is.
+      relaxed: raises nothing and does not warn, whatever the accuracy is.
 
     Returns:
-      "wrapper_accuracy", that of the classifier; and "wrapper_detectable", the smallest leak, beyond 0.5, that would
-      have been refused in 80 % of such studies: None where no two responses differ in their wrappers, or no leak would.
+      "wrapper_accuracy", that of the classifier; "wrapper_detectable", the smallest leak, beyond chance, that would
+      have been refused in 80 % of such studies: None where no two responses differ in their wrappers, or no leak would;
+      where the accuracy is suspicious, also "wrapper", the one that tells most, "wrapper_chance", and
+      "wrapper_both_ways", the share of its texts, of those judged twice or more, that won and lost.
 
     Raises:
-      RunError: the accuracy is above chance, naming the wrapper that tells most.
+      RunError: the accuracy is above chance, and the wrapper goes with the label.
     """
     choices = population.choices
     wrapped = wrapper_features(population.texts)
-    deltas = wrapped[choices.chosen] - wrapped[choices.rejected]
-    fitted, tested = deltas[split.trained], split.part[choices.users] != SEEN_PART
-    weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # of naive Bayes, shrunk
-    scores = deltas[tested] @ weights
+    tested = split.part[choices.users] != SEEN_PART
+    scores, weights = _wrapper_scores(choices, split, wrapped)
     decided = scores != 0
-    check = {"wrapper_accuracy": float(np.mean((scores > 0) + 0.5 * ~decided)), "wrapper_detectable": None}
+    check: dict[str, Any] = {"wrapper_accuracy": _tie_half(scores), "wrapper_detectable": None}
     if not decided.any():
         return check
     clusters = population.clusters.take(np.flatnonzero(tested)[decided].tolist())
@@ -252,16 +263,68 @@ def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool =
         least = smallest_shift(right.astype(float), standard_error=error, degrees=paired.degrees, level=LEVEL)
         check["wrapper_detectable"] = least and max(least * float(decided.mean()), MARGIN)
     interval = accuracy_interval(right, clusters, level=LEVEL)
-    if relaxed or check["wrapper_accuracy"] < 0.5 + MARGIN or interval.low is None or interval.low <= 0.5:
+    if check["wrapper_accuracy"] < 0.5 + MARGIN or interval.low is None or interval.low <= 0.5:
         return check
-    strongest = int(np.abs((deltas[tested] * weights).sum(0)).argmax())
+    rng = np.random.default_rng([split.seed, 13])
+    exchanged = [_wrapper_scores(choices, split, rng.permutation(wrapped))[0] for _ in range(EXCHANGES)]
+    chance = max(float(np.median([_tie_half(one) for one in exchanged])), 0.5)
+    deltas = wrapped[choices.chosen[tested]] - wrapped[choices.rejected[tested]]
+    strongest = int(np.abs((deltas * weights).sum(0)).argmax())
+    name = list(WRAPPERS)[strongest]
+    both_ways, expected = _both_ways(choices, wrapped[:, strongest])
+    check |= {"wrapper": name, "wrapper_chance": chance, "wrapper_both_ways": both_ways}
+    share = float(decided.mean())
+    if check["wrapper_accuracy"] < chance + MARGIN or (interval.low - 0.5) * share <= chance - 0.5 or relaxed:
+        return check
+    if both_ways is not None and expected is not None and both_ways >= CONTENT * expected > 0:
+        warnings.warn(
+            f"{name} goes with the choices (a classifier that reads nothing but the wrapping of the responses is right "
+            f"in {check['wrapper_accuracy']:.3f}, by chance {chance:.3f}), but belongs to what was written: "
+            f"{both_ways:.0%} of its texts both win and lose",
+            PrbWarning,
+            stacklevel=2,
+        )
+        return check
     raise RunError(
-        f"the wrapping of the responses tells the labels: {list(WRAPPERS)[strongest]} alone marks the "
+        f"the wrapping of the responses tells the labels: {name} alone marks the "
         f"{'preferred' if weights[strongest] > 0 else 'rejected'} ones, and a classifier that reads nothing else is "
         f"right in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not "
-        "fitted on (chance: 0.5). Write both responses of a comparison in the same way, or, where they are so by "
-        "themselves, let it pass with --relax wrapper: every table will say so"
+        f"fitted on (chance: {chance:.3f}). Write both responses of a comparison in the same way, or, where they are "
+        "so by themselves, let it pass with --relax wrapper: every table will say so"
     )
+
+
+def _wrapper_scores(
+    choices: Choices, split: StudySplit, wrapped: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of the choices of people who are not seen, above 0 for the chosen one, and the weight of each
+    wrapper."""
+    deltas = wrapped[choices.chosen] - wrapped[choices.rejected]
+    fitted = deltas[split.trained]
+    weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # of naive Bayes, shrunk
+    return deltas[split.part[choices.users] != SEEN_PART] @ weights, weights
+
+
+def _tie_half(scores: np.ndarray) -> float:
+    return float(np.mean((scores > 0) + 0.5 * (scores == 0)))
+
+
+def _both_ways(choices: Choices, has: np.ndarray) -> tuple[float | None, float | None]:
+    """Of the texts with a wrapper, of those judged twice or more against texts without it, the share that won and
+    lost; and the share expected if all win as often. None without such texts."""
+    chosen = has[choices.chosen] > 0
+    told = chosen != (has[choices.rejected] > 0)
+    if not told.any():
+        return None, None
+    texts = np.where(chosen, choices.texts[:, 0], choices.texts[:, 1])[told]
+    _, place, judged = np.unique(texts, return_inverse=True, return_counts=True)
+    won = np.bincount(place, weights=chosen[told])
+    several = judged > 1
+    if not several.any():
+        return None, None
+    often, share = judged[several], float(chosen[told].mean())
+    both = (won[several] > 0) & (won[several] < often)
+    return float(both.mean()), float(np.mean(1 - share**often - (1 - share) ** often))
 
 
 def check_norms(population: Population, split: StudySplit, features: np.ndarray) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import CheckpointError
-from prb_jax.records.comparison import Message
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.records.conversation import Message
 from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 
@@ -35,7 +35,17 @@ class PairTokenizer(TokenizerIds):
         return f"sha256:{hashlib.sha256(rule.encode()).hexdigest()}"
 
     def texts(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """The two texts of a conversation: what comes before its last message, and that message."""
+        """The two texts of a conversation: what comes before its last message, and that message.
+
+        Raises:
+          DataError: tools, tool calls or thoughts, for which there is no place.
+        """
+        plain = all(message.role in ("system", "user", "assistant") for message in messages)
+        if messages[0].context or not plain or any(message.fields for message in messages):
+            raise DataError(
+                f"{self.name}: reads a prompt and a response as two texts, so it has no place for tools, thoughts and "
+                f"arguments of a chat template; found a conversation of {[message.role for message in messages]}"
+            )
         return TURN_SEPARATOR.join(message.content for message in messages[:-1]), messages[-1].content
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:

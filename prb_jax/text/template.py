@@ -7,8 +7,10 @@ template that reads the clock is given a fixed one.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -38,10 +40,33 @@ class Template:
     """A chat template ready for rendering."""
 
     text: str  # the Jinja text that is rendered, with its clock fixed where it reads one
-    hash: str  # "sha256:..." of `text`
+    hash: str  # "sha256:..." of `text`, and of the variables if there are any
     reads_clock: bool  # it asks for the current date (answered with FIXED_DATE)
+    variables: tuple[
+        tuple[str, Any], ...
+    ] = ()  # that the template reads beside the messages, as enable_thinking
 
     __repr__ = short_repr
+
+    def with_variables(self, variables: Mapping[str, Any], *, where: str) -> Template:
+        """Return the template with values for variables that it reads.
+
+        Raises:
+          CheckpointError: the template does not read a variable of this name, so its value would change nothing; or it
+            is one that every conversation has.
+        """
+        for name in variables:
+            read = re.search(rf"(?<![\w.'\"-]){re.escape(name)}(?!\w)", self.text)
+            if not read or name in ("messages", "tools", "documents", "add_generation_prompt"):
+                raise CheckpointError(
+                    f"{where}: the chat template reads no variable {quote(name)}: expected names that it reads, found "
+                    f"{quote(dict(variables))}"
+                )
+        if not variables:
+            return self
+        told = json.dumps(dict(variables), sort_keys=True)
+        digest = hashlib.sha256(f"{self.hash} {told}".encode()).hexdigest()
+        return replace(self, hash=f"sha256:{digest}", variables=tuple(variables.items()))
 
 
 def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) -> Template:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.records.comparison import Message
+from prb_jax.records.conversation import SPOKEN_FIELDS, Message, is_rendered, joined_parts
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,
@@ -33,6 +34,7 @@ from prb_jax.text.rendering import compile_template
 from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_template
 
 _ANSWER = "An answer."
+_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -101,26 +103,83 @@ class ChatTokenizer(TokenizerIds):
         Raises:
           RenderError: the template refuses a conversation; its `conversation` tells which.
         """
-        spoken = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
-        if self.response_suffix and not generation_prompt:
-            for messages in spoken:
-                last = messages[-1]
-                last["content"] = last["content"].removesuffix(self.response_suffix) + self.response_suffix
-        try:
-            return self._apply(spoken, generation_prompt)
-        except Exception:
-            # One bad conversation fails the whole call: find it, to be able to name it.
-            for number, messages in enumerate(spoken):
-                try:
-                    self._apply([messages], generation_prompt)
-                except Exception as error:
-                    raise RenderError(number, messages, self.name, error) from error
-            raise
+        texts = []
+        for number, messages in enumerate(conversations):
+            try:
+                texts.append(self._rendered(messages, generation_prompt))
+            except Exception as error:
+                raise RenderError(number, [m.role for m in messages], self.name, error) from error
+        return texts
 
-    def _apply(self, spoken: list[list[dict[str, str]]], generation_prompt: bool) -> list[str]:
-        render, special = compile_template(self.template.text), self.tokenizer.special_tokens_map
-        given = {**special, "tools": None, "documents": None, "add_generation_prompt": generation_prompt}
-        return [render(messages=messages, **given) for messages in spoken]
+    def _rendered(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        if not messages:
+            raise DataError("it has no message, as the responses share none before them")
+        if is_rendered(messages):
+            return "".join(message.content for message in messages)
+        context = json.loads(messages[0].context or "{}")
+        if context or any(message.fields for message in messages):
+            self._check_known(messages, context)
+        text = self._apply(messages, context, generation_prompt)
+        for role in {message.role for message in messages} - _PLAIN_ROLES:
+            changed = [m.with_content(f"{_ANSWER} {m.content}") if m.role == role else m for m in messages]
+            if self._apply(changed, context, generation_prompt) == text:
+                raise DataError(f"it leaves out messages of the role {role!r}")
+        return text
+
+    def _check_known(self, messages: Sequence[Message], context: Mapping[str, Any]) -> None:
+        """Raise DataError for what the template does not know."""
+        said = {name for message in messages for name in message.as_dict() if name in SPOKEN_FIELDS}
+        arguments = {f"chat_template_kwargs.{name}" for name in context.get("chat_template_kwargs", ())}
+        tools = {"tools"} & context.keys()
+        for name in sorted(said | arguments | tools):
+            if name.rpartition(".")[2] not in self._words:
+                raise DataError(
+                    f"it does not read {name!r}, so a score would be of a conversation without it"
+                )
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        """The words of the template, among them the names of the fields that it reads."""
+        return frozenset(re.findall(r"\w+", self.template.text))
+
+    @cached_property
+    def turn_marks(self) -> tuple[str, ...]:
+        """Special tokens that the template writes before a message of the user: a text with one is rendered already."""
+        text = self.render([_PROBE])[0]
+        before = text[: text.index(_PROBE[0].content)]
+        edges = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
+        return tuple(
+            token for token in self.tokenizer.get_added_vocab() if token in before and token not in edges
+        )
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template reads a content that is a list of parts."""
+        part = {"role": "user", "content": [{"type": "text", "text": _PROBE[0].content}]}
+        try:
+            with_parts = self._written([part, _PROBE[1].as_dict()], {}, False)
+        except Exception:
+            return False
+        return with_parts == self._written([turn.as_dict() for turn in _PROBE], {}, False)
+
+    def _apply(self, messages: Sequence[Message], context: Mapping[str, Any], generation_prompt: bool) -> str:
+        spoken = [message.as_dict() for message in messages]
+        for turn in spoken:
+            if isinstance(turn.get("content"), list) and not self._reads_parts:
+                turn["content"] = joined_parts(turn["content"])
+        if self.response_suffix and not generation_prompt:
+            last = spoken[-1]
+            text = joined_parts(last.get("content")) or ""
+            last["content"] = text.removesuffix(self.response_suffix) + self.response_suffix
+        return self._written(spoken, context, generation_prompt)
+
+    def _written(
+        self, spoken: list[dict[str, Any]], context: Mapping[str, Any], generation_prompt: bool
+    ) -> str:
+        given = {**self.tokenizer.special_tokens_map, "tools": context.get("tools"), "documents": None}
+        given |= {"add_generation_prompt": generation_prompt, **dict(self.template.variables)}
+        given |= context.get("chat_template_kwargs", {})
+        return compile_template(self.template.text)(messages=spoken, **given)
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text as it stands, int32, with no special token added and none cut off."""
@@ -194,14 +253,9 @@ class ChatTokenizer(TokenizerIds):
 class RenderError(DataError):
     """A chat template refuses a conversation. `conversation` is its number within the call."""
 
-    def __init__(
-        self, conversation: int, messages: list[dict[str, str]], name: str, error: Exception
-    ) -> None:
+    def __init__(self, conversation: int, roles: list[str], name: str, error: Exception) -> None:
         self.conversation = conversation
-        self.reason = (
-            f"the chat template of {name} refuses the conversation with roles"
-            f" {[message['role'] for message in messages]}: {error}"
-        )
+        self.reason = f"the chat template of {name} refuses the conversation with roles {roles}: {error}"
         super().__init__(self.reason)
 
 
@@ -210,6 +264,7 @@ def load_tokenizer(
     *,
     revision: str | None = None,
     chat_template: str | None = None,
+    template_variables: Mapping[str, Any] | None = None,
     rules: TextRules = PLAIN_RULES,
 ) -> ChatTokenizer:
     """Loads a tokenizer and fixes the chat template it is used with.
@@ -218,11 +273,12 @@ def load_tokenizer(
       source: Folder, hub id, or tokenizer of transformers, which is copied.
       chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
         name of one of the rules' templates; a file with a Jinja template, or its text.
+      template_variables: Values of variables that the template reads, as enable_thinking.
       rules: what the model needs beside the template.
 
     Raises:
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
-        no chat template, or its template fails on a plain exchange or writes BOS twice.
+        no chat template, or its template fails on a plain exchange, writes BOS twice, or reads no such variable.
     """
     if isinstance(source, str | Path):
         name = str(source)
@@ -231,6 +287,7 @@ def load_tokenizer(
         name = str(getattr(source, "name_or_path", "") or type(source).__name__)
         tokenizer = checked_tokenizer(copy.deepcopy(source), name)
     template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
+    template = template.with_variables(template_variables or {}, where=name)
     chat = ChatTokenizer(
         name=name,
         template=template,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.comparison import Comparison, Message, Post
+from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.conversation import Message, Messages, Turns, is_rendered, turns_of
 
 RECENCY = "recency"  # the order of a profile with the newest post first
 
@@ -80,7 +81,7 @@ class OrderClaim(StrEnum):
 class Visible:
     """What the model sees of one comparison."""
 
-    # the conversation before the response; its last message is the user's
+    # the conversation that all responses share; its last message is the user's or a tool's
     prefix_messages: tuple[Message, ...]
     responses: tuple[str, ...]  # the K responses, in the order of the comparison
 
@@ -130,16 +131,40 @@ def visible(
         raise DataError(
             "protocol paper: shows no aspects, persona or earlier choices: use the default protocol"
         )
-    messages = list(comparison.prompt)
     profile = render_profile(comparison.profile, profile_posts, protocol=protocol)
-    if profile and protocol is TextProtocol.PAPER:
-        last = messages[-1]
-        messages[-1] = Message(last.role, last.content + profile)
-    elif profile or comparison.hints:
-        first = next(i for i, message in enumerate(messages) if message.role == "user")
-        question = messages[first].content
-        heading = profile_heading(comparison.profile_order, order_claim)
-        told = [heading, profile] if profile else []
-        told += [comparison.hints] if comparison.hints else []
-        messages[first] = Message("user", "\n\n".join([*told, QUESTION_HEADING, question]))
-    return Visible(prefix_messages=tuple(messages), responses=comparison.responses)
+    if is_rendered(comparison.prompt) and (profile or comparison.hints):
+        raise DataError(
+            f"comparison {quote(comparison.id)}: its text is rendered already, so there is no place for a profile or "
+            "aspects: use --profile-posts 0, or give messages"
+        )
+    if protocol is TextProtocol.PAPER:
+        return Visible(_before_answer(comparison, profile), comparison.responses)
+    heading = profile_heading(comparison.profile_order, order_claim)
+    told = [heading, profile] if profile else []
+    told += [comparison.hints] if comparison.hints else []
+    if not told:
+        return Visible(comparison.prompt, comparison.responses)
+    before = "\n\n".join([*told, QUESTION_HEADING, ""])
+    if comparison.prompt:
+        return Visible(_after(before, comparison.prompt), comparison.responses)
+    return Visible((), tuple(Turns(_after(before, turns_of(text))) for text in comparison.responses))
+
+
+def _after(text: str, messages: Messages) -> Messages:
+    """The conversation with a text in front of its first message of the user."""
+    place = next(i for i, message in enumerate(messages) if message.role == "user")
+    asked = messages[place].with_content(text + messages[place].content)
+    return (*messages[:place], asked, *messages[place + 1 :])
+
+
+def _before_answer(comparison: Comparison, profile: str) -> Messages:
+    """The prompt with a profile behind it."""
+    if not profile:
+        return comparison.prompt
+    *before, last = comparison.prompt or [Message("", "")]
+    if last.role != "user":
+        raise DataError(
+            f"comparison {quote(comparison.id)}: protocol paper shows a profile behind the user's last message, and "
+            "its prompt ends with none: use the default protocol"
+        )
+    return (*before, last.with_content(last.content + profile))

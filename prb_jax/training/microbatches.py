@@ -21,7 +21,7 @@ from prb_jax.seams import get
 from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.packing import StreamOptions, StreamShape
+from prb_jax.trees.packing import StreamOptions, StreamShape, with_equal_splits
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import BLOCK, CHUNK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
@@ -80,7 +80,7 @@ def first_steps(
 ) -> tuple[list[Items[Tree]], Sequence[Tree]]:
     """Return the trees of the steps that decide the shapes of a run, step by step, and all trees that are known then;
     arguments as of :func:`plan_layout`."""
-    steps = [trees.at(members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+    steps = [with_equal_splits(trees.at(members)) for members in together[: max(1, _LOOKED_AT // per_step)]]
     return steps, trees if trees.in_memory else [tree for of_step in steps for tree in of_step]
 
 
@@ -95,7 +95,8 @@ class Layout:
     responses: int  # the most of a tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        """Yield the microbatches of the trees of a step."""
+        """Yield the microbatches of the trees of a step; a conversation that several have is computed once."""
+        trees = with_equal_splits(trees)
         for packed in pack_step(trees, self.shapes, self.streams):
             batch = make_stream_batch(trees, packed, self.streams)
             groups = [stream.members for stream in packed]

@@ -2,8 +2,8 @@
 
 A stream is cut into *runs*, in which nothing branches and no conversation ends before the last token. Runs are cut into
 chunks of at most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of the
-chunk before it in its conversation. Streams stand in depth-first order, so that state is the last one written at its
-depth. One *slot* for each depth is enough.
+chunk before it in its conversation. Streams are in depth-first order, so that state is the last one written at its
+depth, and one *slot* for each depth is enough.
 """
 
 from __future__ import annotations

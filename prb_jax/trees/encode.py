@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import Message, turns_of
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import RenderError
 from prb_jax.text.view import View
@@ -226,7 +227,7 @@ class Encoder:
 
 def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
     """The K whole conversations: the prompt, answered by each response."""
-    return [[*messages, Message("assistant", response)] for response in responses]
+    return [[*messages, *turns_of(response)] for response in responses]
 
 
 def longest(sequences: Sequence[np.ndarray]) -> int:
@@ -237,8 +238,8 @@ def longest(sequences: Sequence[np.ndarray]) -> int:
 def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
     """Raises DataError if two responses that read differently have the same tokens.
 
-    Differences that many templates and tokenizers normalise away (surrounding blanks, the form of
-    a Unicode character) are none: such responses tie, as equal ones do.
+    Differences that many templates and tokenizers leave out on purpose (surrounding blanks, the form of a Unicode
+    character, thoughts in front of `</think>`) are none: such responses tie, as equal ones do, and are counted.
     """
     first: dict[bytes, int] = {}
     for k, ids in enumerate(tree.responses):
@@ -254,4 +255,4 @@ def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    return " ".join(unicodedata.normalize("NFKC", text.rpartition("</think>")[2]).split())

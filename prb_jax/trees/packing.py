@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +35,12 @@ _FEW = 8  # streams that are balanced one by one; of more, each is about as full
 
 @dataclass(frozen=True, order=True)
 class StreamShape:
-    """The static shape of a stream: N tokens and M places where heads read."""
+    """The static shape of a stream: N tokens, M places where heads read, and room for tokens whose keys and values were
+    kept (:mod:`prb_jax.trees.continued`)."""
 
     tokens: int
     reads: int
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class PackedStream:
     shape: StreamShape  # the streams of a batch have the same
     members: tuple[int, ...]  # positions in the list of trees that was packed, in the order of their prefixes
     shared: tuple[int, ...]  # how many tokens each one begins with that the one before has computed already
-    tokens: int  # of all, shared ones once
+    tokens: int  # that are computed: of all, shared ones once, without those that were kept
 
     __repr__ = short_repr
 
@@ -88,7 +91,9 @@ class PackedStream:
 PackedBatch = tuple[PackedStream, ...]  # the streams of one batch, at most as many as the options say
 
 
-def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptions) -> list[PackedBatch]:
+def pack_streams(
+    trees: Sequence[Tree], shape: StreamShape, options: StreamOptions, kept: Sequence[int] = ()
+) -> list[PackedBatch]:
     """Pack trees into streams and these into batches, the longest first.
 
     A tree that fits no stream of this shape gets one of its own, of a coarse size: few distinct ones arise.
@@ -97,17 +102,19 @@ def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
       trees: in any order.
       shape: of the streams.
       options: as for :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
+      kept: as of :func:`sort_trees`, at most `shape.kept` each.
     """
-    ordered = sort_trees(trees, options)
+    ordered = sort_trees(trees, options, kept)
     fitting: list[Unit] = []
     by_shape: dict[StreamShape, list[list[Unit]]] = {}
-    for unit in divide(ordered, most_tokens=shape.tokens, most_reads=shape.reads):
+    for unit in divide(ordered, most_tokens=shape.tokens, most_reads=shape.reads, most_kept=shape.kept):
         if _fit([unit], shape):
             fitting.append(unit)
             continue
         larger = StreamShape(
             coarse_length(max(unit.tokens, shape.tokens), options.multiple),
             max(shape.reads, 1 << (unit.reads - 1).bit_length()),
+            shape.kept,
         )
         by_shape.setdefault(larger, []).append([unit])
     bins = first_fit(fitting, shape)
@@ -147,8 +154,19 @@ class SortedTrees:
     shared: np.ndarray
     """How many tokens it begins with that the tree at the place before begins with too; 0 where that is fewer than
     :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
+    kept: np.ndarray
+    """Of how many of its first tokens keys and values were kept, so that they are not computed."""
+    repeated: np.ndarray = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+    """[3, n]: of each response that several trees with one prefix have, and of each of these: the tree's place, in
+    ascending order, the number of the response, and its tokens. They are computed once in a stream."""
 
     __repr__ = short_repr
+
+    def saved(self, which: slice | np.ndarray) -> int:
+        """Return the tokens that are not computed again, of these columns of `repeated`."""
+        _, numbers, tokens = self.repeated[:, which]
+        first = np.unique(numbers, return_index=True)[1]
+        return int(tokens.sum() - tokens[first].sum())
 
     def shared_by(self, place: int, later: int) -> int:
         """Return how many tokens the trees at two places begin with alike: the least of what neighbours between them
@@ -162,12 +180,19 @@ class Unit:
 
     start: int
     stop: int
-    tokens: int  # that they need, shared beginnings once
+    tokens: int  # that are computed for them, shared beginnings once
     reads: int  # their responses
+    kept: int = 0  # tokens that they see besides
 
 
-def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
-    """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are."""
+def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int] = ()) -> SortedTrees:
+    """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are.
+
+    Args:
+      trees: in any order.
+      options: say whether beginnings are shared.
+      kept: of how many of the first tokens of each tree keys and values were kept; none if not given.
+    """
     order = list(range(len(trees)))
     if options.share:
         # Big-endian bytes sort as the ids do.
@@ -184,28 +209,87 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
         distinct = {response.tobytes() for response in tree.responses}
         return len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
 
+    repeated: list[tuple[int, int, int]] = []
+    known: dict[bytes, int] = {}  # number of each response to the prefix
+    numbers = itertools.count()
+    for place, index in enumerate(order):
+        tree = trees[index]
+        equal = place and shared[place] == len(tree.prefix) == len(trees[order[place - 1]].prefix) > 0
+        known = known if equal else {}
+        for ids in {response.tobytes() for response in tree.responses}:
+            number = known[ids] if ids in known else known.setdefault(ids, next(numbers))
+            repeated.append((place, number, len(ids) // tree.prefix.itemsize))
+    rows = np.asarray(repeated, np.int64).reshape(-1, 3).T
+    several = np.bincount(rows[1], minlength=1)[rows[1]] > 1
     return SortedTrees(
         order=np.asarray(order, np.int64),
         tokens=np.asarray([tokens_of(trees[index]) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         shared=shared,
+        kept=np.asarray([kept[index] for index in order] if kept else np.zeros(len(order)), np.int64),
+        repeated=rows[:, several],
     )
 
 
-def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Unit]:
+def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
+    """Return the trees, of which those that have a conversation in common are divided into prefix and responses alike.
+
+    So such a conversation is computed once in a stream. A prefix becomes shorter by at most :data:`LEAST_SHARED`
+    tokens, which its own responses then do not share.
+    """
+    group = list(range(len(trees)))  # of each tree the number of its group
+    members = {index: [index] for index in group}
+    shortest, longest = ([len(tree.prefix) for tree in trees] for _ in range(2))
+    first: dict[bytes, int] = {}
+    for index, tree in enumerate(trees):
+        begun = blake2b(tree.prefix.tobytes(), digest_size=16)
+        for response in tree.responses:
+            whole = begun.copy()
+            whole.update(response.tobytes())
+            one, other = group[first.setdefault(whole.digest(), index)], group[index]
+            low, high = min(shortest[one], shortest[other]), max(longest[one], longest[other])
+            if one != other and high - low <= LEAST_SHARED:
+                one, other = sorted((one, other), key=lambda number: -len(members[number]))
+                members[one] += (moved := members.pop(other))
+                shortest[one], longest[one] = low, high
+                for member in moved:
+                    group[member] = one
+    return [_divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
+
+
+def _divided_at(tree: Tree, length: int) -> Tree:
+    """The tree with a prefix of so many tokens, at most as many as it has."""
+    moved = tree.prefix[length:]
+    if not len(moved):
+        return tree
+    return replace(
+        tree,
+        prefix=tree.prefix[:length],
+        responses=tuple(np.concatenate([moved, response]) for response in tree.responses),
+        read=tuple(read + len(moved) for read in tree.read),
+    )
+
+
+def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: int = 0) -> list[Unit]:
     """Cut the sorted trees into units that fit a stream, so that as little as possible is computed twice.
 
     Trees without a common beginning are never in one unit. A beginning whose trees do not fit together is
     repeated; so is nothing else. A single tree that does not fit is a unit of its own all the same.
     """
-    tokens_before, reads_before, shared_before = (
-        np.concatenate([[0], np.cumsum(counts)]) for counts in (trees.tokens, trees.reads, trees.shared)
-    )
-    most = StreamShape(most_tokens, most_reads)
+    tokens_before, reads_before, shared_before, kept_before, both_before = (
+        np.concatenate([[0], np.cumsum(counts)])
+        for counts in (
+            trees.tokens, trees.reads, trees.shared, trees.kept, np.minimum(trees.shared, trees.kept)
+        )
+    )  # fmt: skip
+    most = StreamShape(most_tokens, most_reads, most_kept)
 
     def unit(start: int, stop: int) -> Unit:
         tokens = tokens_before[stop] - tokens_before[start] - (shared_before[stop] - shared_before[start + 1])
-        return Unit(start, stop, int(tokens), int(reads_before[stop] - reads_before[start]))
+        kept = kept_before[stop] - kept_before[start] - (both_before[stop] - both_before[start + 1])
+        again = trees.saved(slice(*np.searchsorted(trees.repeated[0], (start, stop))))
+        reads = int(reads_before[stop] - reads_before[start])
+        return Unit(start, stop, int(tokens - kept) - again, reads, int(kept))
 
     units: list[Unit] = []
     starts = np.flatnonzero(trees.shared == 0)
@@ -240,15 +324,15 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Uni
 
 def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
     """Bins of units: the largest unit first, into the first bin with room for its tokens and its reads."""
-    room = np.empty((len(units), 2), np.int64)
+    room = np.empty((len(units), 3), np.int64)
     bins: list[list[Unit]] = []
     for unit in _largest_first(units):
-        need = unit.tokens, unit.reads
+        need = unit.tokens, unit.reads, unit.kept
         open_ = (room[: len(bins)] >= need).all(axis=1)
         place = int(open_.argmax()) if open_.any() else len(bins)
         if place == len(bins):
             bins.append([])
-            room[place] = shape.tokens, shape.reads
+            room[place] = shape.tokens, shape.reads, shape.kept
         bins[place].append(unit)
         room[place] -= need
     return bins
@@ -257,10 +341,10 @@ def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
 def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
     """As many bins, none much fuller than another: the largest unit first, into the bin with the most room for its
     tokens; the same bins where this finds no place for a unit."""
-    room = np.tile(np.asarray([shape.tokens, shape.reads], np.int64), (len(bins), 1))
+    room = np.tile(np.asarray([shape.tokens, shape.reads, shape.kept], np.int64), (len(bins), 1))
     even: list[list[Unit]] = [[] for _ in bins]
     for unit in _largest_first([unit for units in bins for unit in units]):
-        need = unit.tokens, unit.reads
+        need = unit.tokens, unit.reads, unit.kept
         fits = (room >= need).all(axis=1)
         if not fits.any():
             return bins
@@ -297,7 +381,8 @@ def total_reads(units: Sequence[Unit]) -> int:
 
 
 def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
-    return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads
+    kept = sum(unit.kept for unit in units)
+    return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads and kept <= shape.kept
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
@@ -309,10 +394,12 @@ def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> Pa
 def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:
     """Return a stream of the trees at these places, which are in ascending order; there may be none."""
     shared = [trees.shared_by(*pair) for pair in itertools.pairwise(places)]
-    chosen = np.asarray(places, np.int64)
+    chosen, begun = np.asarray(places, np.int64), np.asarray([0, *shared][: len(places)], np.int64)
+    kept = np.maximum(trees.kept[chosen] - begun, 0)
     return PackedStream(
         shape,
         members=tuple(trees.order[chosen].tolist()),
-        shared=(0, *shared)[: len(places)],
-        tokens=int(trees.tokens[chosen].sum()) - sum(shared),
+        shared=tuple(begun.tolist()),
+        tokens=int((trees.tokens[chosen] - begun - kept).sum())
+        - trees.saved(np.isin(trees.repeated[0], chosen)),
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import Message, with_context
 from prb_jax.text.visible import Visible
 from prb_jax.trees.encode import ESTIMATE_SLACK, Encoder, TooLongError, longest
 
@@ -25,27 +26,39 @@ def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message,
 
     Earlier turns go first, whole and the oldest first, always up to a user's turn so that roles
     still alternate. Then the start of the longer of question and system message is cut, then that
-    of the other. The last word of the question always stays; a system message may go entirely.
+    of the other. The last word of the question always stays; a system message may go entirely. Tool calls behind the
+    question and their results are never cut.
 
     Args:
-      messages: an optional system message, then turns that end with the user's question.
+      messages: an optional system message, then turns that end with the user's question or with tool results.
       fits: whether the conversation with this prompt is within the limit. Taken to be monotone:
         what is shorter fits where something longer does.
     """
-    system = tuple(messages[:1]) if messages[0].role == "system" else ()
-    turns = tuple(messages[len(system) :])
+    if not messages:
+        return None
+    context, bare = messages[0].context, with_context(tuple(messages), "")
+    system = bare[:1] if bare[0].role == "system" else ()
+    turns = bare[len(system) :]
     starts = [i for i, message in enumerate(turns) if message.role == "user"]
-    kept = _first(len(starts), lambda i: fits(system + turns[starts[i] :]))
+
+    def latest(i: int) -> tuple[Message, ...]:
+        return with_context(system + turns[starts[i] :], context)
+
+    kept = _first(len(starts), lambda i: fits(latest(i)))
     if kept is not None:
-        return system + turns[starts[kept] :]
-    question = turns[-1]
+        return latest(kept)
+    question, *after = turns[starts[-1] :]
+
+    def whole(prompt: Sequence[Message]) -> tuple[Message, ...]:
+        return with_context((*prompt, *after), context)
+
     cut_system_first = bool(system) and len(system[0].content) > len(question.content)
     steps = (_cut_system, _cut_question) if cut_system_first else (_cut_question, _cut_system)
     prompt = (*system, question)
     for step in steps:
-        prompt, fitting = step(prompt, fits)
+        prompt, fitting = step(prompt, lambda messages: fits(whole(messages)))
         if fitting:
-            return prompt
+            return whole(prompt)
     return None
 
 
@@ -54,11 +67,14 @@ def shortest_prompts(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     system message (a template may put a system message of its own where there is none)."""
 
     def last_word(message: Message) -> Message:
-        return Message(message.role, message.content[cut_places(message.content)[-1] :])
+        return message.with_content(message.content[cut_places(message.content)[-1] :])
 
-    question = last_word(messages[-1])
-    with_system = [(last_word(messages[0]), question)] if messages[0].role == "system" else []
-    return [(question,), *with_system]
+    if not messages:
+        return [()]
+    start = max(i for i, message in enumerate(messages) if message.role == "user")
+    asked = (last_word(messages[start]), *messages[start + 1 :])
+    with_system = [(last_word(messages[0]), *asked)] if messages[0].role == "system" else []
+    return [with_context(prompt, messages[0].context) for prompt in (asked, *with_system)]
 
 
 def _cut_system(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message, ...], bool]:
@@ -70,7 +86,7 @@ def _cut_system(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message,
     places = cut_places(text)
 
     def cut(place: int) -> tuple[Message, ...]:
-        return (Message("system", text[place:]), question)
+        return (system[0].with_content(text[place:]), question)
 
     kept = _first(len(places), lambda i: fits(cut(places[i])))
     if kept is not None:
@@ -84,7 +100,7 @@ def _cut_question(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Messag
     places = cut_places(question.content)
 
     def cut(place: int) -> tuple[Message, ...]:
-        return (*system, Message(question.role, question.content[place:]))
+        return (*system, question.with_content(question.content[place:]))
 
     kept = _first(len(places), lambda i: fits(cut(places[i])))
     return cut(places[-1 if kept is None else kept]), kept is not None
@@ -127,6 +143,10 @@ def shortened_prompt(
     def too_long(responses: Sequence[int]) -> TooLongError:
         return TooLongError(comparison, tokens=whole, responses=responses, limit=limit)
 
+    if all(
+        message.role != "user" for message in seen.prefix_messages
+    ):  # responses are never cut, nor rendered text
+        return too_long(list(map(len, without_posts)))
     if max(len(text.encode()) for text in seen.responses) > limit:
         prompt = longest(encode(seen.prefix_messages, (SHORT,)))
         shortest = shortest_prompts(seen.prefix_messages)

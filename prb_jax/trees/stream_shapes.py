@@ -53,7 +53,10 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
         return options.fixed[-1]
     ordered = sort_trees(trees, options)
     usual = ordered.tokens[ordered.tokens <= LARGEST * options.tokens]  # others get streams of their own
-    largest, needed = int(usual.max(initial=1)), int((ordered.tokens - ordered.shared).sum())
+    largest, needed = (
+        int(usual.max(initial=1)),
+        int((ordered.tokens - ordered.shared).sum()) - ordered.saved(slice(None)),
+    )
     lengths = _scored_lengths(largest, options)
     least = options.tokens
     if whole:  # few trees fill shorter streams, and two of them where two cores compute one each

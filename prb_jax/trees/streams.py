@@ -78,7 +78,7 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     shape = packed[0].shape
     empty = PackedStream(shape, (), (), 0)
     streams = [*packed, *[empty] * (options.streams - len(packed))]
-    laid = [_lay(trees, stream) for stream in streams]
+    laid = [lay_stream(trees, stream) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, *_ in laid]) for name in laid[0][0]}
     used = np.asarray([tokens for _, tokens, _ in laid])
 
@@ -112,15 +112,21 @@ def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
     return places
 
 
-def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int, int]:
-    """The arrays of one stream, and how many tokens and conversations it has."""
+def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int, int]:
+    """Return the arrays of one stream, without its streams' axis, how many tokens it has,
+    kept ones too, and how many conversations.
+
+    Raises:
+      ValueError: the trees do not fit.
+    """
     shape = stream.shape
+    room = shape.tokens + shape.kept
     count = sum(len(trees[index].responses) for index in stream.members)
     if stream.tokens > shape.tokens or count > shape.reads:
         raise ValueError(f"trees of {stream.tokens} tokens do not fit a stream of {shape}")
-    tokens, positions = np.zeros((2, shape.tokens), np.int32)
-    until = np.arange(1, shape.tokens + 1, dtype=np.int32)
-    previous = np.full(shape.tokens, -1, np.int32)
+    tokens, positions = np.zeros((2, room), np.int32)
+    until = np.arange(1, room + 1, dtype=np.int32)
+    previous = np.full(room, -1, np.int32)
     reads, ends = np.zeros((2, shape.reads), np.int32)
     at = read = 0
     path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)

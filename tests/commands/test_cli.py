@@ -169,9 +169,13 @@ def test_a_verb_is_two_functions_of_its_file():
 @pytest.mark.parametrize(
     ("verb", "function", "handled"),
     [
-        ("evaluate", "evaluate", {"columns", "no_progress", "distributed", "config", "no_reference"}),
+        (
+            "evaluate",
+            "evaluate",
+            {"columns", "rendered", "no_progress", "distributed", "config", "no_reference"},
+        ),
         ("correlate", "correlate", set()),
-        ("convert", "convert", set()),
+        ("convert", "convert", {"data", "to", "profile_posts", "out"}),
         ("inspect", "inspect", set()),
         ("rank-profiles", "rank_profiles", {"no_progress"}),
         ("leaderboard", "leaderboard", {"format"}),

@@ -1,24 +1,142 @@
-"""What share of the intervals holds the true value: the tables of `docs/statistics.md`.
+"""What share of the intervals holds the true value, and how wide they are: the tables of `docs/statistics.md`.
 
 python -m tests.metrics.simulation --repeats 1000      # or `make intervals`
-python -m tests.metrics.simulation --repeats 2000 --methods
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtrit
-from scipy.stats import binom
+from scipy.special import ndtri
 
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters, fit_correlation
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.coverage import coverage as share_served
-from prb_jax.metrics.coverage import win_tails
 from prb_jax.metrics.paired import compare_rows
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, score_test
+from prb_jax.metrics.uncertainty import (
+    accuracy_interval,
+    difference_interval,
+    grade_interval,
+    mean_interval,
+)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Rows of users, who judge sets of responses where ``sets`` is not 0.
+
+    Sizes of users and of sets are log-normal; ``skew`` is the standard deviation of their logarithm.
+    """
+
+    name: str
+    users: int
+    rows: int
+    sets: int = 0
+    skew: float = 0.0
+
+    def draw(self) -> tuple[np.ndarray, np.ndarray | None, Clusters]:
+        """The user and the set of each row, the same ones each time."""
+        rng = np.random.default_rng([self.users, self.rows, self.sets, int(10 * self.skew)])
+        sizes = np.exp(self.skew * rng.standard_normal(self.users))
+        counts = np.maximum(np.round(sizes / sizes.sum() * self.rows), 1).astype(int)
+        user = np.repeat(np.arange(self.users), counts)
+        names = tuple(map(str, user))
+        if not self.sets:
+            return user, None, Clusters(names)
+        chances = np.exp(self.skew * rng.standard_normal(self.sets))
+        drawn = [rng.choice(self.sets, count, count > self.sets, chances / chances.sum()) for count in counts]
+        item = np.concatenate(drawn)
+        return user, item, Clusters(names, tuple((str(one),) for one in item))
+
+
+DESIGNS = (
+    Design("equal", 30, 600),
+    Design("skewed", 30, 600, skew=1.5),
+    Design("crossed", 30, 600, sets=40),
+    Design("skewed and crossed", 30, 600, sets=40, skew=1.0),
+    Design("60 users, crossed", 60, 600, sets=60),
+)
+TASKS = ((0.65, 2), (0.95, 2), (0.65, 4))  # accuracy, K
+EFFECTS = ((0.0, 0.0), (0.2, 0.15), (0.0, 0.2), (0.2, 0.0))
+"""Shares of the variance of a margin that are those of the user and of the set of responses."""
+
+ESTIMANDS = ("accuracy", "user mean", "half credit", "difference", "log-loss", "served")
+
+
+def cell(design, accuracy, responses, effects, *, repeats, seed=0):
+    """The share of the intervals that hold the true value, and their mean width relative to a known correlation.
+
+    The true value is the mean of the estimates; an interval with known correlations has a width of 2 x 1.96 times their
+    standard deviation.
+
+    Returns:
+      {estimand: (coverage, relative width)}; the width is NaN for estimates that hardly vary, where all are served.
+    """
+    rng = np.random.default_rng([seed, int(100 * accuracy), responses, int(100 * sum(effects))])
+    user, item, clusters = design.draw()
+    shares = (effects[0], effects[1] if design.sets else 0.0)
+    draws = rng.standard_normal((20_000, responses - 1)).min(axis=1)  # the closest of the K - 1 others
+    shift = {k: -np.quantile(draws, 1 - accuracy) if k > 2 else ndtri(accuracy) for k in (2, responses)}
+    rest = math.sqrt(1 - sum(shares))
+
+    def margins():
+        common = math.sqrt(shares[0]) * rng.standard_normal(design.users)[user]
+        if item is not None:
+            common = common + math.sqrt(shares[1]) * rng.standard_normal(design.sets)[item]
+        noise = rng.standard_normal((len(user), responses - 1)).min(axis=1)
+        return shift[responses] + common + rest * noise
+
+    found = {name: [] for name in ESTIMANDS}
+    by_user = np.bincount(user)
+    for _ in range(repeats):
+        one, other = margins(), margins()
+        wins = one > 0
+        gains = wins.astype(np.int64) - (other > 0)
+        half = np.where(np.abs(one) < 0.1, 0.5, wins)
+        losses = np.logaddexp(0, -2 * one)
+        served = share_served(clusters.users, wins, [1 / responses] * len(user), responses=clusters.responses)
+        estimates = {
+            "accuracy": (wins.mean(), accuracy_interval(wins, clusters).bounds),
+            "user mean": (
+                np.mean(np.bincount(user, wins) / by_user),
+                accuracy_interval(wins, clusters, per_user=True).bounds,
+            ),
+            "half credit": (half.mean(), grade_interval(half, clusters).bounds),
+            "difference": (gains.mean(), difference_interval(gains, clusters).bounds),
+            "log-loss": (
+                losses.mean(),
+                mean_interval(losses, clusters.users, responses=clusters.responses).bounds,
+            ),
+            "served": (served["coverage"], served["coverage_ci95"]),
+        }
+        for name, (value, bounds) in estimates.items():
+            found[name].append((value, *bounds))
+    return {name: _measured(np.array(values)) for name, values in found.items()}
+
+
+def _measured(found):
+    values, low, high = found.T
+    true = values.mean()
+    known = 2 * 1.96 * values.std(ddof=1)
+    width = float((high - low).mean() / known) if known > 0.01 else math.nan
+    return float(((low <= true) & (true <= high)).mean()), width
+
+
+def engine_table(repeats):
+    """Yield the lines of the table of all designs: coverage and relative width of each estimand."""
+    yield "| design | accuracy, K | effects of users, sets | " + " | ".join(ESTIMANDS) + " |"
+    yield "|---|---|---|" + "---|" * len(ESTIMANDS)
+    for design, (accuracy, responses), effects in itertools.product(DESIGNS, TASKS, EFFECTS):
+        if not design.sets and effects[1] and effects != EFFECTS[1]:
+            continue
+        measured = cell(design, accuracy, responses, effects, repeats=repeats)
+        shown = " | ".join("{:.3f}, {:.2f}".format(*measured[name]) for name in ESTIMANDS)
+        yield f"| {design.name} | {accuracy}, {responses} | {effects[0]}, {effects[1]} | {shown} |"
+
 
 USERS = (6, 10, 20, 50, 100)
 PAIRS = (3, 10, 60)
@@ -41,225 +159,61 @@ def rates(rng, mean, spread, shape):
     return rng.beta(mean * size, (1 - mean) * size, shape)
 
 
-def score(wins, rows, mean, *, per_cluster=False):
-    """Whether the interval of `prb_jax` holds the mean."""
-    _, excess = score_test(wins, rows, per_cluster=per_cluster)
-    return excess(mean) <= 0
-
-
-def score_with_all_degrees(wins, rows, mean):
-    """The same with C - 1 degrees of freedom."""
-    n, correlation = rows.sum(), fit_correlation(wins, rows)(mean)
-    weights = rows / n
-    variance = (weights**2 * (1 + (rows - 1) * correlation) / rows).sum()
-    return (wins.sum() / n - mean) ** 2 <= quantile(len(rows)) ** 2 * mean * (1 - mean) * variance
-
-
-def t_interval(wins, rows, mean):
-    """Whether the t interval on the users' residuals holds the mean."""
-    estimate, variance = residual_variance(wins, rows)
-    return (estimate - mean) ** 2 <= quantile(len(rows)) ** 2 * variance
-
-
-def wilson(wins, rows, mean):
-    """Whether Wilson's interval holds the mean, with the number of independent rows that have this variance."""
-    estimate, variance = residual_variance(wins, rows)
-    single = estimate * (1 - estimate)
-    share = variance / single if variance else 1 / rows.sum()
-    return (estimate - mean) ** 2 <= quantile(len(rows)) ** 2 * share * mean * (1 - mean)
-
-
-METHODS = {
-    "t interval on users' residuals": t_interval,
-    "Wilson's interval with the effective number of rows": wilson,
-    "score interval, t with C - 1 degrees of freedom": score_with_all_degrees,
-    "score interval of prb_jax": score,
-}
-
-
-def residual_variance(wins, rows):
-    """The accuracy, and the variance of the sums of residuals by user."""
-    estimate, users = wins.sum() / rows.sum(), len(rows)
-    residuals = wins - estimate * rows
-    return estimate, (residuals**2).sum() / rows.sum() ** 2 * users / (users - 1)
-
-
-def quantile(users):
-    """Of t, with a degree of freedom less than there are users."""
-    return float(stdtrit(users - 1, 0.975))
-
-
-def coverage(users, pairs, mean, spread, *, repeats, seed=0, method=score, **options):
+def coverage(users, pairs, mean, spread, *, repeats, seed=0, per_user=False):
     """The share of ``repeats`` intervals that hold the mean; ``pairs`` is a number, or the numbers of all users."""
     rng = np.random.default_rng([seed, users, int(np.sum(pairs)), int(1000 * mean), int(1000 * spread)])
-    rows = np.broadcast_to(pairs, (users,))
-    hits = 0
+    user = np.repeat(np.arange(users), pairs)
+    clusters, hits = Clusters(tuple(map(str, user))), 0
     for rate in rates(rng, mean, spread, (repeats, users)):
-        hits += bool(method(rng.binomial(rows, rate), rows, mean, **options))
+        low, high = accuracy_interval(rng.random(len(user)) < rate[user], clusters, per_user=per_user).bounds
+        hits += low <= mean <= high
     return hits / repeats
 
 
-def difference_coverage(users, pairs, better, spread, *, repeats, seed=0):
-    """The share of the intervals of a paired difference that hold it.
-
-    A user's rows are won by both models, by the first or the second alone, or by none; the difference of the
-    two users' rates has the mean ``better`` and the standard deviation ``spread``.
-    """
-    rng = np.random.default_rng(seed)
-    clusters = Clusters(tuple(f"u{i}" for i in np.repeat(np.arange(users), pairs)))
-    hits = 0
-    for _ in range(repeats):
-        gain = np.clip(rng.normal(better, spread, users), -0.3, 0.3)
-        changed = np.repeat(0.35 + 0 * gain, pairs)
-        signs = rng.random(users * pairs) < (1 + np.repeat(gain, pairs) / changed) / 2
-        gains = np.where(rng.random(users * pairs) < changed, np.where(signs, 1, -1), 0)
-        low, high = difference_interval(gains, clusters).bounds or (0, 0)
-        hits += low <= better <= high
-    return hits / repeats
-
-
-def crossed_coverage(users, sets, rows, skew, spreads, *, repeats, mean=0.65, better=None, seed=0):
-    """The share of the two-way intervals that hold the mean, where users and sets of responses are of unequal sizes.
-
-    Users and sets have log-normal sizes (``skew`` is the standard deviation of the logarithm) and normal effects on a
-    probit scale, with the standard deviations ``spreads``. With ``better`` the interval is that of a difference of two
-    models, whose users and sets differ.
-    """
-    rng = np.random.default_rng([seed, users, sets, rows, int(10 * skew), int(10 * sum(spreads))])
-    hits = 0
-    for _ in range(repeats):
-        sizes = np.outer(*(np.exp(skew * rng.standard_normal(count)) for count in (users, sets))).reshape(-1)
-        user, item = np.divmod(rng.choice(users * sets, rows, p=sizes / sizes.sum()), sets)
-        effects = [spread * rng.standard_normal(n) for spread, n in zip(spreads, (users, sets))]
-        pull = effects[0][user] + effects[1][item]
-        clusters = Clusters(tuple(map(str, user)), tuple((str(one),) for one in item))
-        if better is None:
-            total = np.sqrt(1 + spreads[0] ** 2 + spreads[1] ** 2)
-            won = rng.standard_normal(rows) + pull + total * ndtri(mean) > 0
-            low, high = accuracy_interval(won, clusters).bounds or (0, 0)
-            hits += low <= mean <= high
-        else:
-            share = 0.25 + np.clip(better + 0.2 * pull, -0.5, 0.5) / 2
-            drawn = rng.random(rows)
-            gains = np.where(drawn < share, 1, np.where(drawn < 0.5, -1, 0))
-            low, high = difference_interval(gains, clusters).bounds or (0, 0)
-            hits += low <= better <= high
-    return hits / repeats
-
-
-def shared_coverage(users, sets, rows, spreads, *, repeats, mean=0.65, seed=0):
-    """The shares of the intervals of the mean over users, and of the share of users served, that hold the true value,
-    where each user judges some of the same sets of responses.
-
-    ``rows`` is the number of sets that each user judges, or the least and the most. Effects as of `crossed_coverage`.
-    """
-    rng = np.random.default_rng([seed, users, sets, int(1000 * mean), int(10 * sum(spreads))])
-    least, most = rows if isinstance(rows, tuple) else (rows, rows)
-    centre = np.sqrt(1 + spreads[0] ** 2 + spreads[1] ** 2) * ndtri(mean)
-    # the share served, if sets are drawn for each user: over the users' effects and numbers of rows
-    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
-    rate = ndtr((centre + spreads[0] * nodes) / np.sqrt(1 + spreads[1] ** 2))
-    counts = np.arange(max(least, 5), most + 1)  # with fewer rows nobody can be served
-    needed = [int(np.argmax(win_tails(((0.5, n),)) <= 0.05)) for n in counts]
-    served = np.mean([weights @ binom.sf(k - 1, n, rate) for n, k in zip(counts, needed)]) / weights.sum()
-    hits = np.zeros(2)
-    for _ in range(repeats):
-        judged = [rng.permutation(sets)[:n] for n in rng.integers(least, most + 1, users)]
-        user, item = np.repeat(np.arange(users), list(map(len, judged))), np.concatenate(judged)
-        effects = [spread * rng.standard_normal(n) for spread, n in zip(spreads, (users, sets))]
-        won = rng.standard_normal(len(user)) + effects[0][user] + effects[1][item] + centre > 0
-        clusters = Clusters(tuple(map(str, user)), tuple((str(one),) for one in item))
-        of_users = accuracy_interval(won, clusters, per_user=True).bounds
-        tested = share_served(clusters.users, won, [0.5] * len(user), responses=clusters.responses)
-        for place, (bounds, true) in enumerate([(of_users, mean), (tested["coverage_ci95"], served)]):
-            low, high = bounds or (0, 0)
-            hits[place] += low <= true <= high
-    return hits / repeats
-
-
-SHARED = (  # users, sets of responses, sets that each user judges
-    (30, 20, 20),
-    (30, 20, (5, 20)),
-    (60, 40, 20),
-)
-CROSSED = (  # users, sets of responses, rows
-    (30, 20, 150),
-    (30, 20, 600),
-    (12, 40, 200),
-    (60, 60, 600),
-)
-SKEWS = (0.0, 1.0, 1.5)
-EFFECTS = ((0.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.0, 0.5))
-
-
-def crossed_table(repeats):
-    """Yield the lines of the table of two-way intervals: the lowest and the highest coverage over all effects."""
-    yield "| users, sets, rows | " + " | ".join(f"skew {skew:g}" for skew in SKEWS) + " |"
-    yield "|---|" + "---|" * len(SKEWS)
-    for design in CROSSED:
-        cells = []
-        for skew in SKEWS:
-            shares = [
-                crossed_coverage(*design, skew, spreads, repeats=repeats, better=better)
-                for spreads in EFFECTS
-                for better in (None, 0.0)
-            ]
-            cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
-        yield f"| {', '.join(map(str, design))} | " + " | ".join(cells) + " |"
-
-
-def shared_table(repeats):
-    """Yield the lines of the table of figures of users who judge the same responses: the lowest and the highest
-    coverage over all means and effects."""
-    yield "| users, sets, sets that a user judges | mean over users | share of users served |"
-    yield "|---|---|---|"
-    for design in SHARED:
-        shares = [
-            shared_coverage(*design, spreads, mean=mean, repeats=repeats)
-            for spreads in EFFECTS
-            for mean in (0.5, 0.65, 0.8)
-        ]
-        cells = (f"{min(column):.3f} to {max(column):.3f}" for column in zip(*shares))
-        users, sets, rows = design
-        rows = " to ".join(map(str, rows)) if isinstance(rows, tuple) else rows
-        yield f"| {users}, {sets}, {rows} | " + " | ".join(cells) + " |"
-
-
-def told_apart(runs, *, unequal, repeats, users=30, rows=50, spread=0.5, seed=0):
+def told_apart(runs, *, unequal, repeats, crossed=0, users=30, rows=50, spread=0.5, seed=0):
     """How often `prb compare` tells some pair of equally good runs apart.
 
-    Each run has its own effect for each user, normal on a probit scale; rows are ``rows`` for each user, or log-normal
-    numbers with this mean.
+    Each run has its own effect for each user, and for each of ``crossed`` sets of responses, normal on a probit scale;
+    rows are ``rows`` for each user, or log-normal numbers with this mean.
     """
-    rng = np.random.default_rng([seed, runs, int(unequal)])
+    rng = np.random.default_rng([seed, runs, int(unequal), crossed])
     often = 0
     for _ in range(repeats):
         counts = np.full(users, rows)
         if unequal:
             counts = 1 + (rows * np.exp(rng.standard_normal(users) - 0.5)).astype(int)
         user = np.repeat(np.arange(users), counts)
+        item = rng.integers(crossed, size=len(user)) if crossed else None
         scored = {}
         for run in range(runs):
             effect = spread * rng.standard_normal(users)[user]
+            if item is not None:
+                effect = effect + spread * rng.standard_normal(crossed)[item]
             won = rng.standard_normal(len(user)) + effect + 0.5 > 0
             scored[f"run {run}"] = [
                 ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
                 for place, (name, win) in enumerate(zip(user, won))
             ]
-        often += any(run["rank_group"] > 1 for run in compare_rows(scored)["runs"])
+        responses = None if item is None else tuple((str(one),) for one in item)
+        compared = compare_rows(scored, clusters=Clusters(tuple(f"u{one}" for one in user), responses))
+        often += any(run["rank_group"] > 1 for run in compared["runs"])
     return often / repeats
 
 
 def ranks_table(repeats):
     """Yield the lines of the table of how often equally good runs are told apart."""
-    yield "| runs | 30 users of 50 rows | 30 users of unequal numbers of rows |"
-    yield "|---|---|---|"
+    yield "| runs | 30 users of 50 rows | unequal numbers of rows | 40 sets of responses | both |"
+    yield "|---|---|---|---|---|"
     for runs in (2, 5, 10):
-        shares = [told_apart(runs, unequal=unequal, repeats=repeats) for unequal in (False, True)]
+        shares = [
+            told_apart(runs, unequal=unequal, crossed=crossed, repeats=repeats)
+            for crossed in (0, 40)
+            for unequal in (False, True)
+        ]
         yield f"| {runs} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
 
 
-def table(repeats):
+def users_table(repeats):
     """Yield the lines of the table: the lowest and the highest coverage over all means and spreads."""
     yield "| users | " + " | ".join(f"{pairs} pairs" for pairs in PAIRS) + " |"
     yield "|---|" + "---|" * len(PAIRS)
@@ -275,27 +229,13 @@ def table(repeats):
         yield f"| {users} | " + " | ".join(bounds) + " |"
 
 
-def methods_table(repeats):
-    """Yield the lines of the table of methods: the lowest coverage, and the highest from 20 users on."""
-    yield "| method | lowest coverage (users, pairs, mean, standard deviation) | highest, from 20 users on |"
-    yield "|---|---|---|"
-    for name, method in METHODS.items():
-        shares = {
-            (users, pairs, mean, spread): coverage(users, pairs, mean, spread, repeats=repeats, method=method)
-            for users, pairs, (mean, spread) in itertools.product(USERS, PAIRS, cells())
-        }
-        low = min(shares, key=shares.__getitem__)
-        high = max((key for key in shares if key[0] >= 20), key=shares.__getitem__)
-        yield f"| {name} | {shares[low]:.3f} {low} | {shares[high]:.3f} {high} |"
-
+TABLES = {"engine": engine_table, "users": users_table, "ranks": ranks_table}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=1000)
-    parser.add_argument("--methods", action="store_true", help="the table of methods instead")
+    parser.add_argument("--tables", nargs="*", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
-    for lines in (methods_table,) if options.methods else (table, crossed_table, shared_table):
-        for line in (*lines(options.repeats), ""):
+    for name in options.tables:
+        for line in itertools.chain(TABLES[name](options.repeats), [""]):
             print(line, flush=True)
-    for line in () if options.methods else ranks_table(options.repeats // 5):
-        print(line, flush=True)

@@ -18,6 +18,8 @@ def test_a_pair_by_hand():
     assert curve["bins"][0] == {"low": 0.5, "high": 0.55, "n": 1, "confidence": 0.5, "right": 0.5}
     assert curve["bins"][1]["confidence"] == pytest.approx(sure, abs=1e-15)
     assert curve["right"] == pytest.approx(0.5)
+    # of a right pick, a wrong one and a tie
+    assert curve["brier"] == pytest.approx(((1 - sure) ** 2 + sure**2 + 0.25) / 3)
     assert curve["ece"] == pytest.approx(2 / 3 * abs(0.5 - sure), abs=1e-15)
 
 

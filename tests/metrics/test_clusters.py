@@ -1,12 +1,17 @@
-"""Two-way clustering, against a sum over all pairs of rows and against statsmodels."""
-
-import math
+"""The variance of means over users and responses, against statsmodels and against simulated truth."""
 
 import numpy as np
 import pytest
 
-from prb_jax.metrics.clusters import Clusters, crossed_keys, crossed_variance, equal_users, shared_rows
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
+from prb_jax.metrics.clusters import (
+    Clusters,
+    crossed_keys,
+    equal_users,
+    mean_variance,
+    sample_of,
+    shared_rows,
+)
+from prb_jax.metrics.uncertainty import accuracy_interval
 
 
 def cases(seed, *, rows=300, users=25, sets=40):
@@ -22,108 +27,65 @@ def clusters_of(user, keys):
     return Clusters(tuple(f"u{u}" for u in user), tuple(tuple(map(str, key)) for key in keys))
 
 
-def corrected(variance, keys):
-    """A variance with the factor G / (G - 1), and the one for clusters of these sizes in its place."""
-    shares = np.unique(keys, return_counts=True, axis=0)[1] / len(keys)
-    groups = len(shares)
-    bias = 1 - 2 * (shares**3).sum() / (shares**2).sum() + (shares**2).sum()
-    return variance * (groups - 1) / groups / bias
+def test_balanced_data_have_the_mean_squares_of_statsmodels():
+    """Each user judges each set of responses once: the variance is that of a random two-way analysis of variance."""
+    pandas, anova = pytest.importorskip("pandas"), pytest.importorskip("statsmodels.stats.anova")
+    from statsmodels.formula.api import ols
 
-
-def effective(keys):
-    """The effective number of clusters."""
-    shares = np.unique(keys, return_counts=True)[1] / len(keys)
-    return 1 / (shares**2).sum()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_to_statsmodels(seed):
-    """The variance but for its factor, the interval of a difference, and Wilson's interval from the crossed."""
-    sandwich = pytest.importorskip("statsmodels.stats.sandwich_covariance")
-    from scipy.stats import t
-    from statsmodels.regression.linear_model import OLS
-
-    wins, user, item = cases(seed)
-    fitted = OLS(wins, np.ones(len(wins))).fit()
-    both, by_user, by_item = (float(part[0, 0]) for part in sandwich.cov_cluster_2groups(fitted, user, item))
-    by_both = corrected(by_user + by_item - both, np.stack([user, item], axis=1))
-    by_user, by_item = corrected(by_user, user), corrected(by_item, item)
-    both = by_user + by_item - by_both
-    clusters = clusters_of(user, item[:, None])
-    crossed = crossed_variance(wins, clusters)
-    assert crossed.by_user == pytest.approx(by_user, rel=1e-10)
-    assert crossed.by_responses == pytest.approx(by_item, rel=1e-10)
-    assert crossed.variance == pytest.approx(both, rel=1e-10)
-    assert crossed.clusters == 25
-    assert crossed.effective == pytest.approx(min(effective(user), effective(item)))
-    quantile, mean, n = t.ppf(0.975, crossed.effective - 1), wins.mean(), len(wins)
-    low, high = difference_interval(wins, clusters).bounds or (0, 0)
-    half = quantile * math.sqrt(both + 2 / n**2)
-    assert (low, high) == pytest.approx((mean - half, mean + half))
-    interval = accuracy_interval(wins.astype(bool), clusters)
-    assert interval.method == "two-way"
-    for end in interval.bounds or ():  # Wilson: the end is t standard errors away, by its own standard error
-        error = math.sqrt(both * end * (1 - end) / (mean * (1 - mean)))
-        assert abs(end - mean) == pytest.approx(quantile * error)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_pairs_that_share_one_response_belong_together(seed):
-    """Dyadic: the sum of the products of the residuals of all pairs of rows with a user or a response in common."""
-    rng = np.random.default_rng(seed)
-    rows, users = 200, 15
-    user = rng.integers(users, size=rows)
-    pairs = np.array([rng.choice(30, 2, replace=False) for _ in range(rows)])
-    quality = rng.normal(size=30)
-    wins = (quality[pairs[:, 0]] - quality[pairs[:, 1]] + rng.normal(size=rows) > -1).astype(np.int64)
-    residuals = wins - wins.mean()
-    product = np.outer(residuals, residuals)
-    same_user = user[:, None] == user[None]
-    same_response = (pairs[:, None, :, None] == pairs[None, :, None, :]).any((2, 3))
-    clusters = clusters_of(user, np.sort(pairs, axis=1))
-    crossed = crossed_variance(wins, clusters)
-
-    def expected(alike, keys):
-        groups = len(np.unique(keys, axis=0))
-        return corrected(product[alike].sum() / rows**2 * groups / (groups - 1), keys)
-
-    assert crossed.by_user == pytest.approx(expected(same_user, user))
-    assert crossed.by_responses == pytest.approx(expected(same_response, pairs.reshape(-1)))
-    responses = np.stack([np.repeat(user, 2), pairs.reshape(-1)], axis=1)
-    assert crossed.by_both == pytest.approx(expected(same_user & same_response, responses))
-    difference = crossed.by_user + crossed.by_responses - crossed.by_both
-    assert crossed.variance == pytest.approx(max(difference, crossed.by_user))
+    rng = np.random.default_rng(0)
+    user, item = np.divmod(np.arange(240), 20)
+    values = rng.normal(size=12)[user] + rng.normal(size=20)[item] + rng.normal(size=240)
+    fitted = ols("x ~ C(u) + C(i)", pandas.DataFrame({"x": values, "u": user, "i": item})).fit()
+    squares = anova.anova_lm(fitted)["mean_sq"]
+    sample = sample_of(values, clusters_of(user, item[:, None]))
+    variance, correlations = mean_variance(sample)
+    within, of_users, of_items = squares["Residual"], squares["C(u)"], squares["C(i)"]
+    assert variance == pytest.approx((of_users + of_items - within) / 240)
+    total = within + (of_users - within) / 20 + (of_items - within) / 12
+    expected = [(of_users - within) / 20 / total, (of_items - within) / 12 / total]
+    assert [factor.by for factor in sample.factors] == ["users", "responses"]
+    assert correlations == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_every_user_counts_the_same(single):
-    """The sum of the products of the influences of all pairs of rows with a user or a response in common."""
+@pytest.mark.parametrize("per_user", [False, True])
+def test_the_variance_of_unequal_data_is_unbiased(single, per_user):
+    """Of a mean over rows or over users; of sets of responses, or of pairs that share single ones."""
     rng = np.random.default_rng(7)
-    wins, user, item = cases(7)
-    keys = np.sort([rng.choice(30, 2, replace=False) for _ in item], axis=1) if single else item[:, None]
-    rows = np.bincount(user)[user]
-    users = len(np.unique(user))
-    estimate = np.mean([wins[user == one].mean() for one in np.unique(user)])
-    influences = (wins - estimate) / (users * rows)
-    product = np.outer(influences, influences)
-    same_user = user[:, None] == user[None]
-    same_response = (keys[:, None, :, None] == keys[None, :, None, :]).any((2, 3))
+    user = np.repeat(np.arange(15), rng.integers(1, 30, 15))
+    keys = np.sort([rng.choice(20, 2, replace=False) for _ in user], axis=1)
+    keys = keys if single else keys[:, :1]
     clusters = clusters_of(user, keys)
-    crossed = crossed_variance(wins, clusters, weights=equal_users(clusters.users))
-
-    def expected(alike, keys):
-        shares = np.array(
-            [(1 / (users * rows))[(keys == key).all(1)].sum() for key in np.unique(keys, axis=0)]
+    weights = equal_users(clusters.users) if per_user else np.ones(len(user))
+    estimates, variances = [], []
+    for _ in range(400):
+        values = (
+            rng.normal(size=15)[user] + rng.normal(size=20)[keys].sum(axis=1) + rng.normal(size=len(user))
         )
-        shares /= shares.sum()
-        return product[alike].sum() / (1 - 2 * (shares**3).sum() / (shares**2).sum() + (shares**2).sum())
+        sample = sample_of(values, clusters, weights=weights)
+        estimates.append(sample.mean)
+        variances.append(mean_variance(sample)[0])
+    assert estimates[0] != estimates[1]
+    # 400 squares of normal values have a relative standard error of 0.07
+    assert np.mean(variances) == pytest.approx(np.var(estimates), rel=0.21)
 
-    copies = np.repeat(np.arange(len(rows)), keys.shape[1])
-    flat, of_user, rows = keys.reshape(-1, 1), user[copies][:, None], rows[copies]
-    assert crossed.by_responses == pytest.approx(expected(same_response, flat))
-    assert crossed.by_user == pytest.approx(expected(same_user, of_user))
-    assert crossed.by_both == pytest.approx(expected(same_user & same_response, np.hstack([of_user, flat])))
-    assert (crossed.clusters, crossed.effective) == (25, pytest.approx(25))
+
+def test_rows_of_one_user_with_the_same_responses_are_one_observation():
+    """A model gives the same verdict each time: copies of all rows say nothing new."""
+    rng = np.random.default_rng(3)
+    user, item = np.divmod(rng.choice(12 * 15, 120, replace=False), 15)
+    values = rng.normal(size=12)[user] + rng.normal(size=15)[item] + rng.normal(size=120)
+    once, again = ([np.repeat(one, times) for one in (values, user, item)] for times in (1, 4))
+    variances, widths = [], []
+    for numbers, users, items in (once, again):
+        clusters = clusters_of(users, items[:, None])
+        sample = sample_of(numbers, clusters)
+        variances.append(mean_variance(sample)[0])
+        interval = accuracy_interval(numbers > -1, clusters)
+        widths.append(interval.high - interval.low)
+    assert [factor.by for factor in sample.factors] == ["users", "responses", "both"]
+    assert variances[1] == pytest.approx(variances[0], rel=0.1)
+    assert 0.95 < widths[1] / widths[0] < 1.25
 
 
 def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
@@ -143,19 +105,26 @@ def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
 def test_the_variance_is_never_negative():
     for seed in range(50):
         wins, user, item = cases(seed, rows=40, users=6, sets=20)
-        crossed = crossed_variance(wins, clusters_of(user, item[:, None]))
-        assert crossed.variance >= min(crossed.by_user, crossed.by_responses) > 0
+        variance, correlations = mean_variance(sample_of(wins, clusters_of(user, item[:, None])))
+        assert variance > 0
+        assert all(-1 <= correlation <= 1 for correlation in correlations)
     opposite = np.tile([1, 0], 20)  # the two users of each pair choose differently
-    crossed = crossed_variance(opposite, clusters_of(np.arange(40) % 5, np.arange(40)[:, None] // 2))
-    assert 0 < crossed.variance <= 0.25 / 40**2
+    clusters = clusters_of(np.arange(40) % 5, np.arange(40)[:, None] // 2)
+    variance, correlations = mean_variance(sample_of(opposite, clusters))
+    assert 0 < variance < 0.02 * np.var(opposite) / 40
+    assert correlations[1] < -0.95
+    assert mean_variance(sample_of(np.ones(40), clusters)) == (0, [0, 0])
 
 
-def test_what_is_nearly_all_won_has_the_interval_over_users():
-    wins = np.ones(80, bool)
+def test_what_is_nearly_all_won_has_an_interval_with_a_width():
     clusters = clusters_of(np.arange(80) % 10, np.arange(80)[:, None] // 4)
-    interval = accuracy_interval(wins, clusters)
-    assert (interval.method, interval.clusters) == ("score", 10)
-    assert interval.bounds == accuracy_interval(wins, Clusters(clusters.users)).bounds
+    for lost in (0, 1, 3):
+        interval = accuracy_interval(np.arange(80) >= lost, clusters)
+        alone = accuracy_interval(np.arange(80) >= lost, Clusters(clusters.users))
+        assert (interval.method, interval.clusters) == ("two-way", 10)
+        assert 0.55 < interval.low < 1 - lost / 80 <= interval.high <= 1
+        assert interval.high - interval.low > 0.7 * (alone.high - alone.low)
+        assert (interval.high == 1) == (lost == 0)
 
 
 def test_which_rows_are_shared():
@@ -182,3 +151,18 @@ def test_the_order_of_rows_leaves_no_trace():
         interval = accuracy_interval(wins, clusters, per_user=per_user)
         assert interval == accuracy_interval(wins[order], mixed, per_user=per_user)
         assert interval.method == "two-way"
+
+
+def test_a_pair_of_rows_with_the_same_user_and_response_leaves_the_degrees_to_all_others():
+    """One text that one user judges twice tells nothing of 70 other rows."""
+    rng = np.random.default_rng(3)
+    user = np.repeat(np.arange(12), 6)
+    keys = np.arange(144).reshape(72, 2)
+    keys[1, 0] = keys[0, 0]
+    keys[::6, 1] = rng.integers(200, 203, 12)  # three texts that all judge
+    gains = rng.choice([-1, 0, 1], 72, p=[0.15, 0.45, 0.4])
+    gains[:2] = 1
+    sample = sample_of(gains, clusters_of(user, np.sort(keys, axis=1)))
+    assert [factor.by for factor in sample.factors] == ["users", "responses", "both"]
+    assert sample.degrees([0.0, 0.0, 0.7]) > 15
+    assert sample.degrees([0.5, 0.0, 0.0]) < 30

@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.calibration import log_losses
 from prb_jax.metrics.paired import compare_rows, holm, mcnemar_p
 from prb_jax.metrics.uncertainty import paired_difference
 
@@ -157,4 +158,73 @@ def test_constant_scores_have_no_correlation_and_a_tie_that_becomes_a_win_is_ano
     constant = pair(np.ones((5, 2)), np.zeros((5, 2)))["scores"]
     assert constant == {"mean": 1, "rms": 1, "max_abs": 1, "std_b": 0, "pearson": None, "spearman": None}
     tie = pair(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]))
-    assert (tie["flips"], tie["difference"]) == (1, 0.5)
+    assert (tie["flips"], tie["difference"]) == (1, 0.25)  # a tie is half a win
+
+
+def with_margins(margins, *, users=20):
+    return [
+        ScoredRow(str(i), None, f"u{i % users}", [float(m), 0.0], [1.0, 0.0]) for i, m in enumerate(margins)
+    ]
+
+
+def test_whole_points_are_no_worse_than_the_same_scores():
+    """A tie is half a win in ranks and differences; `ties="loss"` counts strict wins."""
+    rng = np.random.default_rng(0)
+    fine = rng.normal(0.5, 1, 2000)
+    coarse = np.round(fine)
+    runs = {"fine": with_margins(fine), "coarse": with_margins(coarse)}
+    compared = compare_rows(runs)
+    standings = {run["name"]: run for run in compared["runs"]}
+    assert standings["coarse"]["accuracy"] == pytest.approx((coarse > 0).mean())
+    assert standings["coarse"]["ties"] == int((coarse == 0).sum()) > 500
+    half = (coarse > 0).mean() + (coarse == 0).mean() / 2
+    assert standings["coarse"]["half_credit_accuracy"] == pytest.approx(half)
+    (pair,) = compared["pairs"]
+    assert pair["difference"] == pytest.approx((fine > 0).mean() - half)
+    strict = compare_rows(runs, ties="loss")
+    assert strict["pairs"][0]["difference"] == pytest.approx((fine > 0).mean() - (coarse > 0).mean())
+    assert [run["rank_group"] for run in strict["runs"]] == [1, 2]
+    assert (compared["tie_credit"], strict["tie_credit"]) == (0.5, 0)
+    rounding_costs, counting_costs = pair["difference"], strict["pairs"][0]["difference"]
+    assert rounding_costs < 0.3 * counting_costs
+    with pytest.raises(DataError, match="ties: expected one of half, loss, found 'win'"):
+        compare_rows(runs, ties="win")
+
+
+def test_the_smallest_difference_that_would_be_found_is_found_in_80_of_100():
+    rng = np.random.default_rng(1)
+    found, named = 0, []
+    for _ in range(200):
+        skill = rng.normal(0, 0.5, 40)[np.arange(800) % 40]
+        better = 0.07  # of a latent normal margin; its true difference of accuracies is estimated below
+        a = skill + rng.normal(0.5 + better * 3, 1, 800)
+        b = skill + rng.normal(0.5, 1, 800)
+        (pair,) = compare_rows({"a": with_margins(a, users=40), "b": with_margins(b, users=40)})["pairs"]
+        found += pair["p"] <= 0.05 and pair["a"] == "a"
+        named.append(pair["detectable"])
+    true = stats.norm.cdf(0.71 / np.sqrt(1.25)) - stats.norm.cdf(0.5 / np.sqrt(1.25))
+    # the power of the true difference, by the same rule
+    power = stats.norm.cdf(true / np.mean(named) * (1.96 + 0.84) - 1.96)
+    assert found / 200 == pytest.approx(power, abs=3 * 0.035)
+    assert pair["detectable"] == pytest.approx(2.85 * np.ptp(pair["ci95"]) / 2 / 2.02, rel=0.03)
+    few = compare_rows({"a": with_margins(a[:4]), "b": with_margins(b[:4])})["pairs"][0]
+    assert few["detectable"] is None
+
+
+def test_log_losses_tell_apart_what_accuracies_do_not():
+    rng = np.random.default_rng(2)
+    truth = rng.normal(0, 1.5, 1500)
+    chosen = np.where(rng.random(1500) < 1 / (1 + np.exp(-truth)), 1, -1)
+    runs = {"calibrated": with_margins(truth * chosen), "too sure": with_margins(4 * truth * chosen)}
+    compared = compare_rows(runs, log_loss=True)
+    (pair,) = compared["pairs"]
+    losses = {name: np.mean([np.logaddexp(0, -row.scores[0]) for row in rows]) for name, rows in runs.items()}
+    for run in compared["runs"]:
+        assert run["log_loss"] == pytest.approx(losses[run["name"]])
+        assert run["log_loss_ci95"][0] < run["log_loss"] < run["log_loss_ci95"][1]
+    assert (pair["difference"], pair["p"]) == (0, 1)
+    assert pair["log_loss_difference"] == pytest.approx(losses[pair["a"]] - losses[pair["b"]])
+    assert pair["log_loss_p_holm"] == pair["log_loss_p"] < 1e-6
+    four = [ScoredRow("0", None, "u", [0.1, 2.0, -1.0, 0.3], [0.0, 1.0, 0.0, 0.0])]
+    expected = -np.log(np.exp(2.0) / np.exp([0.1, 2.0, -1.0, 0.3]).sum())
+    assert log_losses(four) == pytest.approx([expected])

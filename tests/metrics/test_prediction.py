@@ -12,7 +12,9 @@ import scipy.stats
 from prb_jax.metrics.prediction import (
     MEASURES,
     Resampled,
+    bca_interval,
     extrapolated_overlap,
+    fisher_interval,
     kendall,
     ndcg,
     noise_and_spread,
@@ -23,7 +25,9 @@ from prb_jax.metrics.prediction import (
     spearman,
     tau_error,
     weighted_tau,
+    without_noise,
 )
+from tests.sweeps import sweep
 
 SCIPY = {
     pearson: scipy.stats.pearsonr,
@@ -169,3 +173,60 @@ def test_noise_that_all_models_share_is_none_and_is_taken_from_the_spread() -> N
     assert spread == pytest.approx(np.std(true), rel=0.1)
     assert noise_and_spread(Resampled(np.zeros(3), draws[:, :3]))[1] == 0
     assert plan_models(0.3, noise=(3.0, 3.0), models=3)[0] is None
+
+
+def seen(rng, models, correlation, noise, draws=60):
+    """Figures of models with this true correlation, and draws over users that hold their noise."""
+    shared = rng.standard_normal(models)
+    true = (shared, correlation * shared + np.sqrt(1 - correlation**2) * rng.standard_normal(models))
+    return [
+        Resampled(values, values + noise * rng.standard_normal((draws, models)))
+        for values in (one + noise * rng.standard_normal(models) for one in true)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("models", "correlation", "repeats"),
+    sweep([(10, 0.9, 150), *((m, r, 1000) for m in (6, 10, 20) for r in (0.0, 0.5, 0.9))], few=(0,)),
+)
+def test_intervals_hold_the_correlation_with_and_without_noise(models, correlation, repeats):
+    """The interval of what is measured holds the attenuated correlation, that without noise the true one."""
+    noise, hits, middle = 0.4, np.zeros(4), []
+    rng = np.random.default_rng((models, int(10 * correlation)))
+    attenuated = correlation / (1 + noise**2)
+    for _ in range(repeats):
+        x, y = seen(rng, models, correlation, noise)
+        value = float(pearson(x.values, y.values))
+        low, high = fisher_interval("pearson", value, models)
+        true = without_noise(x, y, {"value": value, "ci95": [low, high]})
+        rank = fisher_interval("spearman", float(spearman(x.values, y.values)), models)
+        rank_true = 6 / np.pi * np.arcsin(attenuated / 2)
+        hits[0] += low <= attenuated <= high
+        hits[1] += true is not None and true["ci95"][0] <= correlation <= true["ci95"][1]
+        hits[2] += rank[0] <= rank_true <= rank[1]
+        hits[3] += low > 0
+        middle.append((math.atanh(low) + math.atanh(high)) / 2 - math.atanh(value))
+    error = math.sqrt(0.05 * 0.95 / repeats)
+    assert np.abs(middle).max() < 1e-9  # the interval is about the value
+    assert hits[0] / repeats == pytest.approx(0.95, abs=3 * error + 0.01)
+    assert hits[1] / repeats > 0.93 - 3 * error
+    assert hits[2] / repeats > 0.93 - 3 * error
+    if (models, correlation) == (10, 0.9):
+        assert hits[3] / repeats > 0.7  # the power: the correlation of what is seen is 0.78
+
+
+def test_the_bootstrap_over_models_is_that_of_scipy():
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(15)
+    y = x + 0.5 * rng.standard_normal(15)
+    expected = scipy.stats.bootstrap(
+        (x, y), lambda a, b, axis: pearson(a, b), paired=True, vectorized=True, n_resamples=20_000, rng=1
+    ).confidence_interval
+    assert bca_interval(pearson, x, y, seed=0, draws=20_000) == pytest.approx(list(expected), abs=0.02)
+
+
+def test_a_perfect_order_of_few_models_is_not_certain():
+    for name, count in (("spearman", 6), ("kendall", 6)):
+        low, high = fisher_interval(name, 1.0, count)
+        assert 0.2 < low < 0.95 < high < 1
+    assert fisher_interval("pearson", 0.5, 3) is None

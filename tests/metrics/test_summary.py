@@ -67,7 +67,7 @@ def test_the_definitions_say_over_what():
     users = tuple(f"u{i}" for i in range(9))
     crossed = Clusters(users, tuple((f"{i // 3}",) for i in range(9)))
     both = summarise([pair(i, i % 2 - 0.5, user=user) for i, user in enumerate(users)], clusters=crossed)
-    assert "two-way clustered over users and sets of responses" in both["definitions"]["ci95"]
+    assert "over users and sets of responses" in both["definitions"]["ci95"]
     assert both["crossed"] == {"clusters": 3, "by": "set of responses"}
     assert alone["crossed"] is derived["crossed"] is None
 

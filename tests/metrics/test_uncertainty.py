@@ -11,11 +11,18 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, fit_correlation
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
-    clustered_interval,
     difference_interval,
+    grade_interval,
     mean_interval,
     paired_difference,
 )
+
+
+def clustered_interval(wins, rows, **options):
+    """The interval of clusters that have won so many of their rows."""
+    users = tuple(f"u{u}" for u in np.repeat(np.arange(len(rows)), rows))
+    won = np.concatenate([np.arange(n) < w for w, n in zip(wins, rows)]) if len(rows) else np.zeros(0, bool)
+    return accuracy_interval(won, Clusters(users), **options)
 
 
 def test_the_correlation_is_the_most_likely_one_of_scipys_beta_binomial():
@@ -71,14 +78,14 @@ def test_many_alike_users_give_the_normal_interval():
 def test_the_mean_over_users_weighs_users_equally():
     wins, rows = np.array([100, *[5] * 9]), np.array([100, *[10] * 9])
     pooled = clustered_interval(wins, rows).bounds or (0, 0)
-    means = clustered_interval(wins, rows, per_cluster=True).bounds or (0, 0)
+    means = clustered_interval(wins, rows, per_user=True).bounds or (0, 0)
     assert pooled[0] < 145 / 190 < pooled[1]
     assert means[0] < 0.55 < means[1]
     assert means[1] < 145 / 190
 
 
 def test_too_few_clusters_give_the_reason():
-    for users in range(7):
+    for users in range(1, 7):
         interval = clustered_interval(np.ones(users, np.int64), np.full(users, 2))
         assert interval.reason == (f"{users} users; an interval needs at least 6" if users < 6 else None)
         assert (interval.bounds is None) == (users < 6)
@@ -158,8 +165,25 @@ def test_the_interval_of_a_mean_is_the_t_interval_and_clusters_widen_it():
 
 def test_the_mean_over_users_of_their_means():
     rng = np.random.default_rng(3)
-    users = [f"u{k}" for k in np.repeat(np.arange(12), rng.integers(1, 9, 12))]
-    values = rng.standard_normal(len(users))
+    users = [f"u{k}" for k in np.repeat(np.arange(40), rng.integers(1, 9, 40))]
+    values = rng.standard_normal(40)[[int(user[1:]) for user in users]] + 0.1 * rng.standard_normal(
+        len(users)
+    )
     means = [values[[user == one for user in users]].mean() for one in dict.fromkeys(users)]
     interval = mean_interval(values, users, per_user=True)
-    assert interval.bounds == pytest.approx(student.interval(0.95, 11, loc=np.mean(means), scale=sem(means)))
+    expected = student.interval(0.95, 39, loc=np.mean(means), scale=sem(means))
+    assert interval.bounds == pytest.approx(expected, abs=0.02)
+
+
+def test_half_credit_stays_between_0_and_1():
+    rng = np.random.default_rng(5)
+    users = tuple(f"u{k % 12}" for k in range(240))
+    high = np.where(np.arange(240) < 6, 0.5, 1.0)
+    low, top = grade_interval(high, Clusters(users)).bounds
+    assert 0.95 < low < high.mean() < top < 1
+    grades = rng.choice([0, 0.5, 1], 240, p=[0.3, 0.2, 0.5])
+    for per_user in (False, True):
+        interval = grade_interval(grades, Clusters(users), per_user=per_user)
+        plain = mean_interval(grades, users, per_user=per_user)
+        assert interval.bounds == pytest.approx(plain.bounds, abs=0.01)
+        assert interval.standard_error == plain.standard_error

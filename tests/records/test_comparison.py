@@ -143,7 +143,7 @@ BAD = [
     (PAIR | {"question": ["q"]}, r"field 'question\[0\]': expected an object"),
     (PAIR | {"question": [{"role": "user"}]}, r"field 'question\[0\]\.content': missing"),
     (PAIR | {"question": [{"role": 1, "content": "q"}]}, r"field 'question\[0\]\.role': expected a string"),
-    (PAIR | {"question": [{"role": "tool", "content": "q"}]}, r"expected one of system, user, assistant"),
+    (PAIR | {"question": [{"role": "critic", "content": "q"}]}, r"expected one of system, developer, user"),
     (PAIR | {"question": [{"role": "assistant", "content": "q"}]}, "expected 'user', found 'assistant'"),
     (
         PAIR | {"question": [{"role": "user", "content": "q"}, {"role": "system", "content": "q"}]},

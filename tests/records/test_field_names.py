@@ -2,15 +2,18 @@
 
 import contextlib
 import csv
+import json
 import warnings
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import lines as json_lines
+from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import nearest_field
 from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
 from tests.json_lines import write_lines
@@ -130,7 +133,12 @@ ALPACA = {
     "history": [["cat?", "chat"]],
     **PAIR,
 }
-REMEDY = "write the whole prompt as 'prompt', a list of {role, content}"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "cat?"},
+    {"role": "assistant", "content": "chat"},
+    {"role": "user", "content": "Translate.\ndog"},
+]
 
 
 def told(read):
@@ -142,10 +150,9 @@ def told(read):
 
 
 @pytest.mark.parametrize("kind", ["x.jsonl", "x.csv", "x.parquet", "large x.jsonl", "objects"])
-def test_columns_that_belong_to_the_prompt_are_not_lost_without_a_word(kind, tmp_path, monkeypatch):
-    """In the hint that would lose them, and where they are lost: once, also if the first record has none."""
+def test_columns_that_belong_to_the_prompt_are_all_read(kind, tmp_path, monkeypatch):
+    """Also where the instruction is named as the question: no other column is lost."""
     rows = [ALPACA | {"id": "1", "input": "", "system": None, "history": []}, ALPACA | {"id": "2"}]
-    rows += [ALPACA | {"id": "3"}]
     if kind.startswith("large"):
         monkeypatch.setattr(json_lines, "LARGE", 1)
     data = tmp_path / kind.removeprefix("large ")
@@ -155,42 +162,139 @@ def test_columns_that_belong_to_the_prompt_are_not_lost_without_a_word(kind, tmp
         with data.open("w", newline="") as file:
             table = csv.DictWriter(file, rows[0])
             table.writeheader()
-            table.writerows([row | {"history": row["history"] and "cat?"} for row in rows])
+            table.writerows([row | {"history": json.dumps(row["history"])} for row in rows])
     else:
         write_lines(data, rows)
-    (hint,) = told(lambda: read_comparisons(rows if kind == "objects" else data))
-    assert "'instruction' is no field of a record and is not read; to read it as 'question'" in hint
-    assert hint.endswith(f"; without 'system', 'input' and 'history', which belong to the prompt: {REMEDY}")
-    if kind == "objects":
-        return
-    (lost,) = told(lambda: list(open_comparisons(f"{data}?question=instruction")))
-    assert (
-        lost
-        == f"{data}: 'system', 'input' and 'history': not read, though the prompt goes on there: {REMEDY}"
-    )
-    assert told(lambda: read_comparisons(f"{data}?question=instruction&category=system")) != [lost]
-
-
-def test_which_columns_belong_to_the_prompt():
-    pair = {"question": "q", **PAIR}
-    (lost,) = told(lambda: read_comparisons(pair | {"system": "Be brief.", "input": "x"}))
-    assert lost.startswith("data: 'system': not read")
-    assert told(lambda: read_comparisons(pair | {"system": "", "input": "x"})) == []
-    (hint,) = told(lambda: read_comparisons(pair | {"history": ["x"]}))
-    assert "to read it as 'profile'" in hint
-    alone = {name: ALPACA[name] for name in ("instruction", "chosen", "rejected")}
-    (hint,) = told(lambda: read_comparisons(alone))
-    assert hint.endswith("does the same)")
-
-
-def test_the_shared_columns():
-    cases = Path(__file__).resolve().parents[3] / "shared" / "data" / "cases" / "alpaca_columns.jsonl"
-    if not cases.is_file():
-        pytest.skip(f"no columns at {cases}")
-    for data, begins in (
-        (cases, "'instruction' is no"),
-        (f"{cases}?question=instruction", "'system', 'input' and 'h"),
+    names = [rows] if kind == "objects" else [data, f"{data}?question=instruction"]
+    for name in names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            read = read_comparisons(rows) if kind == "objects" else list(open_comparisons(name))
+        plain, whole = read
+        assert plain == Comparison(id="1", question="Translate.", **PAIR)
+        assert whole == Comparison(id="2", prompt=MESSAGES, **PAIR)
+    bad = ALPACA | {"history": [["cat?"]]}
+    with pytest.raises(
+        DataError, match=r"position 0: field 'history\[0\]': expected a question and an answer"
     ):
-        (text,) = told(lambda data=data: read_comparisons(data))
-        assert text.startswith(f"{cases}: {begins}")
-        assert text.endswith(REMEDY)
+        read_comparisons([bad])
+
+
+def test_a_system_column_beside_a_prompt_is_named():
+    (lost,) = told(
+        lambda: read_comparisons([{"id": i, "question": "q", "system": "a", **PAIR} for i in "12"])
+    )
+    assert lost.startswith("data: 'system': not read; if it belongs to the prompt, write the whole prompt as")
+    assert told(lambda: read_comparisons({"question": "q", "system": "", "input": "x", **PAIR})) == []
+
+
+ASKED, GOOD, BAD = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Tea?"), ("assistant", "Green."), ("assistant", "None."))
+)
+CALL = {"type": "function", "function": {"name": "kettle", "arguments": {"cups": 1}}}
+CALLED = [
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "hot"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "same"),
+    [
+        (
+            {
+                "conversations": [{"from": "human", "value": "Tea?"}],
+                "chosen": {"from": "gpt", "value": "Green."},
+                "rejected": {"from": "gpt", "value": "None."},
+            },
+            {"question": "Tea?"},
+        ),
+        (
+            {
+                "system": "Be brief.",
+                "tools": json.dumps([{"name": "kettle"}]),
+                "conversations": [
+                    {"from": "human", "value": "Tea?"},
+                    {"from": "function_call", "value": json.dumps(CALL["function"])},
+                    {"from": "observation", "value": "hot"},
+                ],
+                "chosen": {"from": "gpt", "value": "Green."},
+                "rejected": {"from": "gpt", "value": "None."},
+            },
+            {"prompt": [MESSAGES[0], *CALLED], "tools": [{"name": "kettle"}]},
+        ),
+        ({"messages": [*CALLED, GOOD], "rejected_response": "None."}, {"prompt": CALLED}),
+        ({"messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD]}, {"question": "Tea?"}),
+        ({"context_messages": [ASKED], "chosen": [GOOD], "rejected": [BAD]}, {"question": "Tea?"}),
+        (
+            {"winner": "model_b", "conversation_a": [ASKED, BAD], "conversation_b": [ASKED, GOOD]},
+            {"question": "Tea?"},
+        ),
+        (
+            {
+                "chosen": "\n\nHuman: Tea?\n\nAssistant: Green.",
+                "rejected": "\n\nHuman: Tea?\n\nAssistant: None.",
+            },
+            {"question": "Tea?"},
+        ),
+        ({"prompt": "Tea?", "chosen": GOOD, "rejected": BAD}, {"question": "Tea?"}),
+    ],
+)
+def test_layouts_of_other_tools_are_read(row, same, tmp_path):
+    """ShareGPT, ms-swift, OpenRLHF, Chatbot Arena, raw text of HH, and single messages."""
+    expected = Comparison(id="1", chosen="Green.", rejected="None.", **same)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_comparisons([row | {"id": "1"}]) == [expected]
+        assert read_comparisons(write_lines(tmp_path / "x.jsonl", [row | {"id": "1"}])) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"winner": "tie", "conversation_a": [ASKED, BAD], "conversation_b": [ASKED, GOOD]}, "'winner': 'tie' prefers"),
+        ({"text_chosen": "<s>a", "text_rejected": "<s>b"}, "'text_chosen': holds a whole conversation"),
+        ({"conversations": [{"from": "bot", "value": "a"}], **PAIR}, r"'conversations\[0\]\.from': expected one of"),
+        ({"conversations": "a", **PAIR}, "'conversations': expected a list"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, "'rejected': exp"),
+    ],
+)  # fmt: skip
+def test_layouts_that_cannot_be_read_are_named(row, message):
+    with pytest.raises(DataError, match=f"^position 0: field {message}"):
+        read_comparisons([row])
+
+
+def test_a_folder_of_save_to_disk_is_read(tmp_path):
+    rows = [{"id": "1", "prompt": [ASKED], "chosen": [GOOD], "rejected": [CALLED[1]]}]
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "two")
+    expected = [Comparison.from_row(rows[0], where="f:1")]
+    for folder in ("one", "two"):
+        assert read_comparisons(tmp_path / folder, split="test") == expected
+        assert describe_source(tmp_path / folder)["kind"] == "saved"
+    with pytest.raises(DataError, match="two: no split 'dev'; it has train, test"):
+        read_comparisons(tmp_path / "two", split="dev")
+
+
+def test_the_shared_layouts():
+    cases = Path(__file__).resolve().parents[3] / "shared" / "data" / "cases"
+    if not cases.is_dir():
+        pytest.skip(f"no data at {cases}")
+    read = {
+        name: read_comparisons(cases / f"{name}.jsonl")[0]
+        for name in ("alpaca_columns", "hh_raw_text", "sharegpt")
+    }
+    (alpaca, hh, sharegpt) = ([(turn.role, turn.content) for turn in one.prompt] for one in read.values())
+    assert alpaca == [
+        ("system", "Be brief."), ("user", "cat?"), ("assistant", "chat"), ("user", "Translate to French\ndog"),
+    ]  # fmt: skip
+    assert hh == [("user", "Which fruit is red?"), ("assistant", "Many are."), ("user", "Name one.")]
+    assert sharegpt == [("user", "Tea or coffee?")]
+    assert [one.responses for one in read.values()] == [
+        ("chien", "loup"),
+        ("A cherry.", "No."),
+        ("Tea.", "Coffee."),
+    ]

@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.records import lines as json_lines
 from prb_jax.records.template_marks import template_mark, without_end_marks
+from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.view import View
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.data import read_training_data
+from prb_jax.trees.encode import encode_comparisons
 from tests.json_lines import write_lines
+from tests.tiny_tokenizer import write_tokenizer
 
 RENDERED = {
     "<|im_start|>user\nTea?<|im_end|>\n<|im_start|>assistant\n": "<|im_start|>",
@@ -18,6 +23,17 @@ RENDERED = {
     "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nTea?": "<|start_header_id|>",
     "<start_of_turn>user\nTea?<end_of_turn>\n<start_of_turn>model\n": "<start_of_turn>",
     "<|turn>user\nTea?<turn|>\n<|turn>model\n": "<|turn>",
+    "[gMASK]<sop><|user|>\nTea?<|assistant|>\n": "<|user|>",
+    "<|im_system|>system<|im_middle|>a<|im_end|><|im_user|>user<|im_middle|>Tea?<|im_end|>": "<|im_user|>",
+    "]~!b[]~b]system\na[e~[\n]~b]user\nTea?[e~[\n]~b]ai\n": "]~b]user",
+    "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Tea?<|END_OF_TURN_TOKEN|>": "<|START_OF_TURN_TOKEN|>",
+    "<SPECIAL_10>System\n\n<SPECIAL_11>User\nTea?\n<SPECIAL_11>Assistant\n": "<SPECIAL_11>User",
+    "<extra_id_0>System\n\n<extra_id_1>User\nTea?\n<extra_id_1>Assistant\n": "<extra_id_1>User",
+    "<seed:bos>user\nTea?<seed:eos><seed:bos>assistant\n": "<seed:bos>user",
+    "<|startoftext|><|hy_User|>Tea?<|hy_Assistant|>": "<|hy_User|>",
+    "<|begin_of_sentence|>User: Tea?\nAssistant: ": "<|begin_of_sentence|>User",
+    "<role>HUMAN</role>Tea?<role>ASSISTANT</role>": "<role>HUMAN</role>",
+    "<|some_new_mark|>\nuser\nTea?<|some_end|>": "<|some_new_mark|>\nuser",
     "\n\nHuman: Tea?\n\nAssistant:": "Human: ... Assistant:",
     "\n\nHuman: Tea?\n\nAssistant: Yes.\n\nHuman: Why?\n\nAssistant: ": "Human: ... Assistant:",
     "A chat between a user and an assistant. USER: Tea? ASSISTANT:": "USER: ... ASSISTANT:",
@@ -28,7 +44,8 @@ RENDERED = {
 }
 PLAIN = (
     "Tea?", "Write a dialogue with Human: and Assistant: in it.", "What is Assistant:", "Is a[1] < b?", "Human: me",
-    "What does <|endoftext|> mean?", "Continue the dialogue:\n\nHuman: Tea?\n\nAssistant:",
+    "What does <|endoftext|> mean?", "<b>user</b> a[b]user",
+    "Is <user> a tag, or <|x?", "Continue the dialogue:\n\nHuman: Tea?\n\nAssistant:",
 )  # fmt: skip
 
 
@@ -90,3 +107,53 @@ def test_the_shared_prompts():
     assert (
         f"2 of 2 are rendered by a chat template already (the first, {cases}:1 holds '<|im_start|>')" in text
     )
+
+
+def test_rendered_texts_are_taken_as_they_are(tmp_path):
+    """One tokenisation of prompt and response, no template; by name, by flag, and in a record."""
+    row = {
+        "id": "1",
+        "prompt": "<|start|>user\nTea?<|end|>\n<|start|>assistant\n",
+        "chosen": "Yes.",
+        "rejected": "No.",
+    }
+    row["profile"] = ["I like tea."]
+    whole = {"id": "2", "text_chosen": row["prompt"] + "Yes.", "text_rejected": row["prompt"] + "No."}
+    data = write_lines(tmp_path / "x.jsonl", [row])
+    other = write_lines(tmp_path / "y.jsonl", [whole])
+    chat = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    (one,) = prb.read_comparisons(f"{data}?rendered")
+    (two,) = prb.read_comparisons(f"{other}?chosen=text_chosen&rejected=text_rejected&rendered")
+    given = prb.Comparison(**row, rendered=True)
+    assert one == given == prb.Comparison.from_row(one.to_row(), where="f:1")
+    expected = [chat.tokenizer(row["prompt"] + text)["input_ids"] for text in ("Yes.", "No.")]
+    for comparison in (one, two, given):
+        (tree,) = encode_comparisons([comparison], chat, view=View(0))
+        assert [tree.sequence(k).tolist() for k in (0, 1)] == expected
+    with pytest.raises(
+        prb.DataError, match="'1': its text is rendered already, so there is no place for a profile"
+    ):
+        encode_comparisons([one], chat, view=View(1))
+    assert told(lambda: prb.read_comparisons(f"{data}?rendered")) == []
+    (text,) = told(
+        lambda: prb.read_comparisons(f"{write_lines(tmp_path / 'z.jsonl', [row | {'prompt': '[INST]'}])}")
+    )
+    assert "--rendered" in text
+    command = ["evaluate", "baseline:length", "--data", data, "--rendered", "--out", str(tmp_path / "run")]
+    assert cli.main([*command, "--no-progress"]) == 0
+    assert '"rendered": true' in (tmp_path / "run" / "run.json").read_text()
+    for wrong, message in (
+        ({"prompt": [{"role": "user", "content": "a"}]}, "'prompt': expected a string"),
+        ({"chosen": [{"role": "assistant", "content": "a"}]}, "'chosen': expected a string"),
+        ({"tools": [{"name": "kettle"}]}, "'tools': given beside 'rendered'"),
+        ({"rendered": 1}, "'rendered': expected true or false"),
+    ):
+        with pytest.raises(prb.DataError, match=f"^f:1: field {message}"):
+            prb.Comparison.from_row(row | {"rendered": True} | wrong, where="f:1")
+
+
+def test_a_template_knows_its_own_marks(tmp_path):
+    """Also marks of a special token that no other template has."""
+    template = "{% for m in messages %}{{ '<|start|>' + m.role + m.content + '<|end|>' }}{% endfor %}"
+    chat = load_tokenizer(write_tokenizer(tmp_path, template=template))
+    assert chat.turn_marks == ("<|start|>",)

@@ -41,6 +41,8 @@ def test_runs_are_compared_and_the_file_is_written(
         assert f"{run['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in shown
     for pair in compared["pairs"]:
         keys = {"a", "b", "difference", "ci95", "p", "p_holm", "p_mcnemar", "n", "users", "flips", "scores"}
+        keys |= {"detectable"}
+        assert f"{pair['detectable']:.3f}" in shown
         assert pair.keys() == keys == keys & compared["definitions"].keys() | {"a", "b"}
         assert f"{pair['scores']['rms']:.2g}" in shown
         assert (pair["n"], pair["users"]) == (80, 8)

@@ -24,6 +24,7 @@ from prb_jax.scoring.batching import (
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation, build_tree
+from tests.trees.rankings import pairs_of_rankings
 
 OPTIONS = StreamOptions(tokens=1024)
 
@@ -107,6 +108,16 @@ def test_every_comparison_is_scored_and_tokenised_once(count: int) -> None:
     assert_scored(machine.run(count), range(count))
     assert sorted(machine.encoded) == list(range(count))
     assert len(machine.shapes) == 1
+
+
+def test_a_response_of_many_comparisons_is_computed_once() -> None:
+    trees, tokens = pairs_of_rankings()
+    batches = Machine().run(len(trees), encode=lambda some: [trees[int(one.id)] for one in some])
+    assert sum(cast(int, batch.computed) for batch in batches) == tokens
+    for batch in batches:
+        for index, row, size in zip(batch.indices, batch.scores, batch.tokens, strict=True):
+            assert row.tolist() == [trees[index].sequence(k).sum() for k in range(2)]
+            assert size == trees[index].tokens
 
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 4608, 4609, 16_953])

@@ -27,7 +27,7 @@ DATA = [replace(record(number, 3), labels=(1.0, 0.0, 0.5), user_id=f"u{number % 
 ROWS = [
     {
         "id": one.id,
-        "prompt": [asdict(message) for message in one.prompt],
+        "prompt": [message.as_dict() for message in one.prompt],
         "responses": list(one.responses),
         "labels": [1.0, 0.0, 0.5],
         "user_id": one.user_id,
@@ -132,7 +132,7 @@ def test_vllm_and_sglang_are_asked_for_whole_conversations(
 def test_such_a_server_is_a_reward_of_trainers_too(classifier: Any, model: prb.RewardModel) -> None:
     reward = prb.reward_fn(f"{classifier.url}/classify", profile_posts=2)
     for one in DATA[:3]:
-        messages = [asdict(message) for message in one.prompt]
+        messages = [message.as_dict() for message in one.prompt]
         columns = {"user_id": [one.user_id] * 3, "profile": [[asdict(post) for post in one.profile]] * 3}
         columns |= {"prompts": [messages] * 3, "completions": list(one.responses)}
         rewards = pickle.loads(pickle.dumps(reward))(**columns)

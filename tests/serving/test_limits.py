@@ -134,7 +134,7 @@ def ask_together(engine: Any, *requests: Sequence[Item]) -> list[Any]:
 
 def test_whatever_comes_nothing_is_compiled_for_it_and_few_wait(model: prb.RewardModel) -> None:
     expected = model.score(SEVERAL, max_length=160)
-    options = ServeOptions(batch_tokens=512, view=VIEW, limits=Limits(waiting=18))
+    options = ServeOptions(batch_tokens=512, view=VIEW, limits=Limits(waiting=18), prefix_cache=0)
     engine = make_served(model, options).engine
     programs, items = cast(Any, model.score_fn)._cache_size(), rendered(model)
     *answers, refused = ask_together(engine, *([item] for item in items), items[:1])
@@ -167,7 +167,7 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
 ) -> None:
     """The second response of a pair is never left for a later batch, which would read the prompt again."""
     zeros = cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
-    served = make_served(replace(model, score_fn=zeros), ServeOptions(batch_tokens=512))
+    served = make_served(replace(model, score_fn=zeros), ServeOptions(batch_tokens=512, prefix_cache=0))
     prompts = np.random.default_rng(0).integers(4, 90, (40, 150)).tolist()
     pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
     assert [len(answer) for answer in ask_together(served.engine, *pairs)] == [2] * 40
@@ -187,7 +187,9 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(model: prb.RewardMo
             raise RuntimeError("out of memory")
         return np.full(batch.reads.shape, np.nan if len(calls) == 5 else 2.0, np.float32)
 
-    served = make_served(replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=1024))
+    served = make_served(
+        replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=1024, prefix_cache=0)
+    )
     with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
         answers = [client.post("/score", json=GOOD) for _ in range(3)]
     served.close()
@@ -208,7 +210,8 @@ def test_a_cpu_computes_two_batches_side_by_side(
             both.wait()
         return cast(Any, model.score_fn)(params, batch)
 
-    engine = make_served(replace(model, score_fn=cast(Any, score)), ServeOptions(batch_tokens=256)).engine
+    options = ServeOptions(batch_tokens=256, prefix_cache=0)
+    engine = make_served(replace(model, score_fn=cast(Any, score)), options).engine
     warm_up.clear()
     encoded = [model.encode([record(number, 1)])[0] for number in (1, 2)]
     filling = [np.resize(tree.sequence(0), 200).tolist() for tree in encoded]  # each a stream
@@ -338,12 +341,12 @@ def test_what_a_template_would_read_is_not_dropped() -> None:
     call = [{"type": "function", "function": {"name": "kettle"}}]
     with TestClient(app_with(scores)) as client:
         for path, body, field in (
-            ("/classify", {"messages": [turns[0], turns[1] | {"tool_calls": call}]}, "messages[1].tool_calls"),
-            ("/classify", {"messages": [turns[0], turns[1] | {"thinking": "r"}]}, "messages[1].thinking"),
-            ("/pooling", {"messages": turns, "tools": call}, "tools"),
-            ("/slime", {"prompt": "q", "response": "a", "chat_template_kwargs": {"x": 0}}, "chat_template_kwargs"),
-            ("/score", {"queries": [[turns[0] | {"name": "u"}]], "documents": ["a"]}, "queries[0][0].name"),
-            ("/rerank", {"query": "q", "documents": ["a"], "tools": call}, "tools"),
+            ("/classify", {"messages": [turns[0], turns[1] | {"images": ["a.png"]}]}, "messages[1].images"),
+            ("/classify", {"input": "q a", "tools": call}, "tools"),
+            ("/get_reward", {"query": ["q a"], "chat_template_kwargs": {"x": 0}}, "chat_template_kwargs"),
+            ("/pooling", {"messages": turns, "documents": [{"text": "d"}]}, "documents"),
+            ("/score", {"queries": [[turns[0] | {"videos": ["v"]}]], "documents": ["a"]}, "queries[0][0].videos"),
+            ("/slime", {"prompt": "q", "response": "a", "functions": call}, "functions"),
         ):  # fmt: skip
             answer = client.post(path, json=body)
             told = f"field '{field}': is not rendered"
@@ -356,6 +359,11 @@ def test_what_a_template_would_read_is_not_dropped() -> None:
             "messages": [turn | {"tool_calls": None} for turn in turns],
         }
         assert client.post("/classify", json=nothing).status_code == 200
+        for path, body in (
+            ("/classify", {"messages": [turns[0], turns[1] | {"tool_calls": call, "thinking": "r"}]}),
+            ("/rerank", {"query": "q", "documents": ["a"], "chat_template_kwargs": {"x": 0}}),
+        ):
+            assert client.post(path, json=body | {"tools": call}).status_code == 200
 
 
 def test_whatever_scores_is_served() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -21,7 +25,10 @@ from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.encode import TooLongError
+from tests import tiny_tokenizer as tiny
 from tests.behaviour.judges.stand_in import stand_in
+from tests.json_lines import read_lines
+from tests.scoring.records import write_model
 from tests.serving.local_server import serving
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]
@@ -51,6 +58,17 @@ def test_each_form_of_a_call_gives_the_model_s_rewards(model: prb.RewardModel) -
 
     assert [verl(answer, query=QUESTION, index=3) for answer in ANSWERS] == offline()
     assert [verl(answer, prompt=MESSAGES, profile=POSTS) for answer in ANSWERS] == offline(POSTS)
+    assert [verl(answer, query=QUESTION, profile=json.dumps(POSTS)) for answer in ANSWERS] == offline(POSTS)
+    placed = [reward("d", answer, None, {"query": QUESTION, "profile": POSTS}) for answer in ANSWERS]
+    assert placed == offline(POSTS)
+    info = {"user_id": "u", "profile": POSTS}
+    for given in (info, json.dumps(info)):  # verifiers
+        of_rubric = {"prompt": MESSAGES, "answer": "", "state": {"turn": 1}, "task": "t", "info": given}
+        turns = [[{"role": "assistant", "content": answer}] for answer in ANSWERS]
+        assert [reward(completion=turn, **of_rubric) for turn in turns] == offline(POSTS)
+    whole = [[*MESSAGES, {"role": "assistant", "content": answer}] for answer in ANSWERS]
+    for messages in (whole, [MESSAGES] * 3):  # ms-swift
+        assert reward(ANSWERS, messages=messages, profile=[POSTS] * 3, solution=["x"] * 3) == offline(POSTS)
     as_text = [verl(answer, query=QUESTION, profile="Post 1: tea") for answer in ANSWERS]
     assert as_text == offline(question=QUESTION + "Post 1: tea")
     areal = [reward(QUESTION, answer, [1], [2], profile=POSTS, task_id=7) for answer in ANSWERS]
@@ -130,7 +148,7 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("**/replies"))
         with pytest.raises(prb.DataError, match=r"completion 0: .*names no number of its scale"):
             prb.reward_fn(judge)(prompts=[QUESTION], completions=["silent"])
-        alone = "rates each response by itself.*A verdict between two responses gives none"
+        alone = "has prompts of its own: leave it out; pairs:MODEL compares the responses of a prompt"
         for given, options, message in (
             (judge, {"protocol": "paper"}, alone),
             (judge, {"max_length": 99}, "has its own limit"),
@@ -155,6 +173,15 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
         ({"solution_str": "a", "extra_info": {"index": 1}}, "expected the question as query or question or prompt"),
         ({"solution_str": "a", "extra_info": None}, "extra_info"),
         ({"texts": ["a"]}, "found texts"),
+        ({"completions": ["a"], "messages": [MESSAGES] * 2}, "messages: expected a conversation for each of 1"),
+        (
+            {"completions": ["a"], "messages": [[*MESSAGES, {"role": "assistant", "content": "b"}]]},
+            r"messages\[0\]: expected to end with completion 0",
+        ),
+        (
+            {"prompt": MESSAGES, "completion": "a", "info": {"user": "u"}},
+            "reward_fn: info: field 'user': unknown; expected 'user_id'",
+        ),
         ({"prompts": [MESSAGES], "completions": [MESSAGES]}, "the assistant's message at the end"),
     ):  # fmt: skip
         with pytest.raises(prb.DataError, match=message):
@@ -162,6 +189,66 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
     kind = prb.reward_fn(model, batch_tokens=512, empty=-3.0)
     rewards = kind(prompts=[QUESTION] * 2, completions=["", ANSWERS[1]])
     assert rewards == [-3.0, pytest.approx(model.reward(QUESTION, ANSWERS[1]), abs=1e-5)]
+
+
+def test_what_each_completion_must_have() -> None:
+    reward = prb.reward_fn("baseline:length", require=("user_id", "profile"))
+    sent: dict[str, Any] = {
+        "prompts": [QUESTION] * 2,
+        "completions": ANSWERS[:2],
+        "profile": [json.dumps(POSTS)] * 2,
+    }
+    assert reward(**sent, user_id=["u", "v"]) == [float(len(answer)) for answer in ANSWERS[:2]]
+    for user_id in (["u", None], None):
+        place = 1 if user_id else 0
+        with pytest.raises(
+            prb.DataError, match=f"^reward_fn: completion {place}: field 'user_id': missing, and requ"
+        ):
+            reward(**sent, user_id=user_id)
+    with pytest.raises(prb.RunError, match="require: expected user_id or profile, found 'user'"):
+        prb.reward_fn("baseline:length", require=("user",))
+
+
+POOLS = """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+import prb_jax as prb
+
+def opened():
+    import prb_jax.serving.reward_fn as module
+    return len(module._opened)
+
+def call(pool, answer):
+    return pool.submit(partial(reward, "Tea or coffee?"), answer, [1], [2], user_id="u").result(300)
+
+if __name__ == "__main__":
+    reward = prb.reward_fn(sys.argv[1], profile_posts=0)
+    values = {}
+    for method in ("fork", "spawn"):
+        with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+            values[method] = [call(pool, answer) for answer in ("Tea.", "Coffee.")]
+            assert pool.submit(opened).result() == 1
+    here = [reward("Tea or coffee?", answer, [1], [2]) for answer in ("Tea.", "Coffee.")]
+    for method, found in values.items():
+        assert max(abs(a - b) for a, b in zip(found, here)) < 1e-5, (method, found, here)
+    assert here[0] != here[1]
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        try:
+            call(pool, "Tea.")
+        except prb.RunError as error:
+            assert "forked after JAX had started" in str(error) and "its URL" in str(error)
+            print("as expected")
+"""
+
+
+def test_pools_of_processes_open_the_model_once(model: prb.RewardModel, tmp_path: Path) -> None:
+    """AReaL sends the function to a pool: forked and spawned ones give the model's rewards, or one clear error."""
+    script = tmp_path / "pools.py"
+    script.write_text(POOLS)
+    done = subprocess.run([sys.executable, script, model.name], capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stdout.strip()) == (0, "as expected"), done.stderr[-2000:]
 
 
 def each_call(columns: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
@@ -205,24 +292,21 @@ def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> N
                 "used": 1,
             }
             each_call(own)[call](reward)
-        for name, value in (
-            ("tools", [{"name": "kettle"}]),
-            ("chat_template_kwargs", {"enable_thinking": True}),
-        ):
+        for name in ("documents", "images"):
             with pytest.raises(prb.DataError, match=f"field '{name}': is not rendered"):
-                each_call({name: value})[call](scorer)
-            each_call({name: type(value)()})[call](scorer)
+                each_call({name: ["kettle"]})[call](scorer)
+            each_call({name: []})[call](scorer)
 
 
 def test_what_is_refused_names_its_row_and_place() -> None:
     reward = prb.reward_fn("baseline:length")
     columns = {"prompts": [QUESTION] * 2, "completions": ANSWERS[:2]}
-    turn = {"role": "assistant", "content": "a", "tool_calls": [{"name": "kettle"}]}
+    turn = {"role": "assistant", "content": "a", "images": ["kettle.png"]}
     for given, message in (
         (columns | {"user": [None, "u"]}, "^reward_fn: completion 1: field 'user': unknown"),
-        (columns | {"tools": [[], [{"name": "kettle"}]]}, "^reward_fn: completion 1: field 'tools': is not rendered"),
-        (columns | {"completions": [[turn], [turn]]}, r"field 'completions\[0\]\[0\].tool_calls': is not rendered"),
-        (columns | {"prompts": [[MESSAGES[0] | {"name": "u"}]] * 2}, r"field 'prompt\[0\].name': is not rendered"),
+        (columns | {"tools": [[], ["kettle"]]}, r"^reward_fn: completion 1: field 'tools\[0\]': expected an object"),
+        (columns | {"completions": [[turn], [turn]]}, r"field 'completions\[0\]\[0\].images': is not rendered"),
+        (columns | {"prompts": [[turn]] * 2}, r"field 'prompt\[0\].images': is not rendered"),
         ({"solution_str": "a", "extra_info": {"query": "q", "users": 1}}, "^reward_fn: extra_info: field 'users'"),
         ({"solution_str": "a", "extra_info": {"query": "q"}, "user_id": "u"}, "^reward_fn: field 'user_id': not read"),
     ):  # fmt: skip
@@ -230,6 +314,57 @@ def test_what_is_refused_names_its_row_and_place() -> None:
             reward(**given)
     with pytest.raises(prb.DataError, match=r"^reward_fn: field 'user_id': not read here"):
         reward(["qa"], ["q"], [{"question": QUESTION}], user_id=["u"])
+
+
+def test_tools_calls_thoughts_and_several_turns_are_scored_whole(tmp_path: Path) -> None:
+    """By every trainer's call, by routes of the server, and by its client: as by the model itself."""
+    folder = write_model(tmp_path / "model", "qwen3", template=tiny.WITH_TOOLS, num_hidden_layers=1)
+    model = prb.load(folder)
+    call = {"type": "function", "function": {"name": "kettle", "arguments": {"cups": 1}}}
+    turns: list[list[dict[str, Any]]] = [
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "name": "kettle", "content": "hot"},
+            {"role": "assistant", "content": "Tea.", "reasoning_content": "The water is hot."},
+        ],
+        [{"role": "assistant", "content": "Tea."}],
+    ]
+    about: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "kettle"}}]}
+    about |= {"user_id": "u", "profile": POSTS}
+    whole = prb.Comparison(id="1", prompt=MESSAGES, responses=turns, **about)
+    system = [{"role": "system", "content": "Be brief."}]
+    apart = prb.Comparison(
+        id="2", responses=[[*MESSAGES, *turns[0]], [*system, *MESSAGES, *turns[2]]], **about
+    )
+    scores, others = (model.score(one, profile_posts=1).tolist() for one in (whole, apart))
+    expected = pytest.approx(scores, abs=1e-5)
+    plain = [
+        model.score(prb.Comparison(**given, responses=turns[2:], profile=POSTS), profile_posts=1)[0]
+        for given in ({"prompt": MESSAGES}, {"prompt": MESSAGES, "tools": about["tools"]})
+    ]
+    assert len({round(score, 4) for score in (*scores, *others, *map(float, plain))}) == 6 - 1
+    reward = prb.reward_fn(model, batch_tokens=512, profile_posts=1)
+    columns = {name: [value] * 3 for name, value in about.items()}
+    assert reward(prompts=[MESSAGES] * 3, completions=turns, **columns) == expected
+    assert [reward(MESSAGES, turn, [1], [2], **about) for turn in turns] == expected
+    extra = {"question": MESSAGES, **about}
+    assert reward(solution_str="Tea.", extra_info=extra) == pytest.approx(scores[2], abs=1e-5)
+    label = {"question": QUESTION, **about}
+    (answer,) = reward(["qTea."], ["q"], [label])["rewards"]
+    assert answer == pytest.approx(scores[2], abs=1e-5)
+    with serving(model, batch_tokens=512, view=prb.ViewOptions(profile_posts=1)) as url:
+        sent = [{"messages": [*MESSAGES, *turn], **about} for turn in turns]
+        answers = [httpx.post(f"{url}/classify", json=body).json()["data"][0]["probs"][0] for body in sent]
+        assert answers == expected
+        remote = prb.evaluate(url, [prb.Comparison(**one.to_row() | {"labels": labels}) for one, labels in (
+            (whole, [1, 0, 0]), (apart, [1, 0])
+        )], out=tmp_path / "run", progress=False)  # fmt: skip
+        assert remote.summary["n"] == 2
+        rows = read_lines(tmp_path / "run" / "scores.jsonl")
+        assert [row["scores"] for row in rows] == [expected, pytest.approx(others, abs=1e-5)]
+        refused = httpx.post(f"{url}/classify", json={"input": "Tea.", "tools": about["tools"]})
+        assert (refused.status_code, "'tools': is not rendered" in refused.text) == (400, True)
 
 
 def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import prb_jax as prb
 from prb_jax.errors import DataError
@@ -21,9 +24,10 @@ from prb_jax.study.ask import known_of_person
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
+from prb_jax.study.simulation import ceiling, draw_choices, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
+from tests.records.benchmarks.people_layouts import STUDIES, WRITERS, features_of
 from tests.reports.conftest import printed
 from tests.study.people import QUICK, WIDTH, PlantedFeatures, planted_people
 
@@ -79,11 +83,36 @@ def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(wo
 @pytest.mark.parametrize(("gain", "power"), [(0.02, 0.5), (0.04, 0.975), (0.0, 0.025)])
 def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, power: float) -> None:
     rows = [
-        {"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": [gain - half, gain + half]}
-        for half in (0.01, 0.03)
+        {"n": 9, "expected": gain, "diff_to_pooled_ci95": [gain - half, gain + half]} for half in (0.01, 0.03)
     ]
     assert power_of(rows)["power"] == pytest.approx(power, abs=1e-4)
-    assert power_of([{"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": None}])["power"] is None
+    assert power_of(rows[:1])["power_error"] is None
+    assert power_of([{"n": 9, "diff_to_pooled_ci95": None}])["power"] is None
+
+
+def test_the_error_of_a_power_is_that_of_simulated_studies() -> None:
+    rng = np.random.default_rng(0)
+
+    def plan() -> dict[str, Any]:
+        gains, halves = 0.02 + 0.003 * rng.standard_normal(6), 0.02 + 0.001 * rng.standard_normal(6)
+        return power_of(
+            [{"n": 9, "expected": g, "diff_to_pooled_ci95": [0, 2 * h]} for g, h in zip(gains, halves)]
+        )
+
+    plans = [plan() for _ in range(400)]
+    for name in ("gain", "power"):
+        spread = np.std([one[name] for one in plans])
+        assert np.sqrt(np.mean([one[f"{name}_error"] ** 2 for one in plans])) == pytest.approx(
+            spread, rel=0.12
+        )
+
+
+def test_expected_wins_are_those_of_drawn_outcomes() -> None:
+    rng = np.random.default_rng(1)
+    truth, margins = rng.normal(size=50), np.round(rng.normal(size=50))
+    expected = expected_wins(margins, truth)
+    drawn = np.where(rng.random((20_000, 50)) < 1 / (1 + np.exp(-truth)), 1, -1)
+    assert expected == pytest.approx((drawn * margins > 0).mean(0), abs=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +146,46 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert figures["accuracy"] > nobody["accuracy"]
 
 
+def test_how_many_people_a_gain_takes() -> None:
+    rows = [
+        {"people": people, "choices": 3 * people, "ci95_half": 0.5 / people**0.5} for people in (50, 100, 400)
+    ]
+    needed = people_needed([*rows, {"people": 20, "choices": 60, "ci95_half": None}])
+    # Two-sided at 0.05 with power 0.8, for a standard error of 0.5 / 1.96 / sqrt(people).
+    people = (0.5 / 1.96 * (norm.ppf(0.975) + norm.ppf(0.8)) / 0.01) ** 2
+    assert needed["people"] == pytest.approx(people, rel=1e-3)
+    assert needed["choices"] == pytest.approx(3 * people, rel=1e-3)
+    half = 0.5 / needed["people"] ** 0.5
+    row = {"n": 9, "diff_to_pooled": 0.01, "diff_to_pooled_ci95": [0.01 - half, 0.01 + half]}
+    assert power_of([row])["power"] == pytest.approx(0.8, abs=1e-3)
+    assert people_needed(rows[:0])["people"] is None
+
+
+class WordedFeatures(PlantedFeatures):
+    """Features of the responses of a layout, and zeros for other texts."""
+
+    def rows(self, texts: Sequence[str]) -> np.ndarray:
+        return np.stack([features_of(text) for text in texts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_plan_on_each_data_set_of_people(tmp_path: Path, name: str) -> None:
+    source = f"{name}:{WRITERS[name](tmp_path / 'data', **STUDIES[name])}"
+    write_features(WordedFeatures(), source, out=tmp_path / "features", progress=False)
+    plan = plan_study(
+        source, backbone=tmp_path / "features", out=tmp_path / "plan", people=(40,), shots=4, repeats=1,
+        settings=FEW, progress=False,
+    )  # fmt: skip
+    text = printed(render_plan(plan))
+    if plan["needed"]["people"] is None:
+        assert {row["ci95_half"] for row in plan["rows"]} == {None}
+        assert "a gain of 0.01 cannot be planned for" in text
+    else:
+        assert plan["needed"]["people"] > 40
+        assert "a gain of 0.01 is found in 80% of studies of" in " ".join(text.split())
+
+
 @pytest.mark.slow
 def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path, study: Study) -> None:
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
@@ -133,8 +202,10 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     assert (few["people"], many["people"]) == (30, 60)
     assert many["ci95_half"] < few["ci95_half"]
     assert 0 < many["power"] < 1
+    assert many["gain_error"] is None  # of one study
     assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
     assert "60" in printed(render_plan(plan))
+    assert plan["needed"] == people_needed(plan["rows"])
     alike = planted_people(PlantedFeatures(), users=60, own=0.0)
     write_features(PlantedFeatures(), alike, out=work / "alike", progress=False)
     with pytest.raises(DataError, match="nothing personal in these data"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import FeatureOptions
@@ -199,6 +200,18 @@ def test_figures_are_those_of_the_metrics_room(study: prb.Study, population: Pop
     assert row["diff_to_pooled_ci95"] == pytest.approx(expected["ci95"])
 
 
+def test_outcomes_are_a_table_that_joins_by_the_ids_of_comparisons(study: prb.Study) -> None:
+    with (study.out / "outcomes.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    by_id = {one.id: one for one in PEOPLE}
+    assert all(by_id[line["id"]].user_id == line["user"] for line in lines)
+    for row in study.results:
+        if row["control"] is None and row["accuracy"] is not None:
+            of_part = [line for line in lines if line["part"] == row["split"]]
+            wins = [float(line[f"{row['method']} {row['shots']}"]) > 0 for line in of_part]
+            assert (len(wins), np.mean(wins)) == (row["n"], pytest.approx(row["accuracy"]))
+
+
 def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
     study: prb.Study, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,21 +358,48 @@ def test_wrapping_that_tells_the_label_fails_the_run(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(tmp_path: Path) -> None:
-    """Twenty texts, of which the better ones end in a quotation mark more often, are judged by everybody."""
-    rng, people, quoted = np.random.default_rng(2), [], {0, 1, 3, 4, 6, 9, 12, 15, 17}
-    for user in range(60):
-        for number in range(10):
-            better, worse = sorted(rng.choice(20, 2, replace=False))
-            texts = [f'r{text} "said"' if text in quoted else f"r{text}" for text in (better, worse)]
+    """Texts that end in a quotation mark are better, and more often so than by chance; but each also loses."""
+    rng, people = np.random.default_rng(3), []
+    quality = rng.standard_normal(190)
+    quoted = quality + 1.5 * rng.standard_normal(190) > 0.5
+    for user in range(150):
+        for number in range(12):
+            one, other = rng.choice(190, 2, replace=False)
+            if quality[one] - quality[other] + rng.logistic() < 0:
+                one, other = other, one
+            texts = [f'r{text} "said"' if quoted[text] else f"r{text}" for text in (one, other)]
             people.append(choice(f"{user}-{number}", f"u{user}", *texts))
     population = population_of(people, tmp_path)
     split = make_splits(population, by="user", seeds=1)[0]
-    check = check_wrappers(population, split)
-    assert check["wrapper_accuracy"] > 0.53
+    with pytest.warns(
+        PrbWarning, match="a quotation mark at the end goes with the choices .* both win and lose"
+    ):
+        check = check_wrappers(population, split)
+    assert check["wrapper"] == "a quotation mark at the end"
+    assert check["wrapper_accuracy"] > 0.55
     assert 0.03 <= check["wrapper_detectable"] <= 0.5
-    alone = replace(population, clusters=replace(population.clusters, responses=None))
-    with pytest.raises(RunError, match="a quotation mark at the end alone marks the preferred ones"):
-        check_wrappers(alone, split)  # over people alone it would be a leak
+    assert check["wrapper_both_ways"] > 0.8
+    assert 0.5 <= check["wrapper_chance"] < 0.52
+    assert check_wrappers(population, split, relaxed=True) == check
+
+
+def test_a_wrapper_of_some_labels_is_found_in_texts_that_people_judge_again_and_again(tmp_path: Path) -> None:
+    """One of six chosen answers was written as a list: a text has its bracket only where it won."""
+    rng, people = np.random.default_rng(2), []
+    for user in range(60):
+        for number in range(10):
+            texts = [f"r{text}" for text in rng.choice(150, 2, replace=False)]
+            if rng.random() < 1 / 6:
+                texts[0] += " ']"
+            people.append(choice(f"{user}-{number}", f"u{user}", *texts))
+    population = population_of(people, tmp_path)
+    split = make_splits(population, by="user", seeds=1)[0]
+    with pytest.raises(
+        RunError, match=r"a list bracket at the end alone marks the preferred ones.*chance: 0\.5"
+    ):
+        check_wrappers(population, split)
+    check = check_wrappers(population, split, relaxed=True)
+    assert check["wrapper_both_ways"] == 0
 
 
 def test_features_that_were_made_in_two_ways_fail_the_run(population: Population) -> None:

@@ -36,8 +36,8 @@ def open_chat(name: str, folder: Path) -> ChatTokenizer:
     return real_chat(name) if name in REAL else load_tokenizer(tiny.write_tokenizer(folder, **TINY[name]))
 
 
-def as_transformers_has_it(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+def as_transformers_has_it(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.as_dict() for message in messages]
 
 
 def paper_ids(chat: ChatTokenizer, messages: Sequence[Message], *, max_length: int) -> list[int]:

@@ -45,6 +45,7 @@ from tests.plain_process import plain_environment
 from tests.sweeps import sweep
 from tests.training.small_batches import WINDOWED, build, small_config, soft_prompts, taken
 from tests.training.tiny import config, curve, record, rows, stopped_at, write_rows
+from tests.trees.rankings import pairs_of_rankings
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,6 +189,30 @@ def test_a_step_over_streams_is_that_of_comparisons_alone(
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
     for name, value in metrics[0].items():
         assert float(metrics[1][name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
+
+
+def test_a_response_of_many_comparisons_is_computed_once_and_its_gradients_are_summed() -> None:
+    trees, tokens = pairs_of_rankings()
+    facts = [{"labels": [1.0, 0.0], "margin": 0.1 * number} for number in range(len(trees))]
+    comparisons = [
+        Comparison(id=str(number), question="?", responses=["a", "b"], **of_one)
+        for number, of_one in enumerate(facts)
+    ]
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
+    examples = Examples(comparisons, comparisons, trees=trees, weights=weights)
+    step, state, frozen = build(small_config())
+    whole = planned(examples, small_config(), attention=BLOCKS, tokens=512, steps=1)
+    members, slots = np.arange(len(trees)), np.zeros(len(trees), np.int32)
+    together = labelled(whole, examples, members, slots)
+    assert sum(part.tokens for part in together) == tokens
+    alone = conversations_alone(whole)
+    apart = [part for one in members for part in labelled(alone, examples, members[[one]], slots[[one]])]
+    assert sum(part.tokens for part in apart) == sum(tree.tokens for tree in trees) > 3 * tokens
+    sums = [add_gradients(step, state, frozen, batches) for batches in (together, apart)]
+    for ours, theirs in zip(*(jax.tree.leaves(one.gradient) for one in sums), strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs) + 1e-9
+    (_, ours), (_, theirs) = (step.update(jax.tree.map(jnp.copy, state), one) for one in sums)
+    assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-6)
 
 
 def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of_its_own() -> None:

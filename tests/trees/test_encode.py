@@ -14,6 +14,8 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.conversation import turns_of
+from prb_jax.records.sources.reading import read_comparisons
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, visible
@@ -44,9 +46,16 @@ def comparison(responses: list[str], *, posts: int = 0, question: str = "What sh
 
 def alone(chat: ChatTokenizer, record: Comparison, posts: int) -> list[list[int]]:
     """The ids of each conversation as transformers makes them."""
-    prompt = visible(record, profile_posts=posts, protocol=TextProtocol.DEFAULT).prefix_messages
-    template = functools.partial(chat.tokenizer.apply_chat_template, tokenize=True, return_dict=False)
-    groups = ((*prompt, Message("assistant", response)) for response in record.responses)
+    seen = visible(record, profile_posts=posts, protocol=TextProtocol.DEFAULT)
+    context = json.loads(record.context or "{}")
+    template = functools.partial(
+        chat.tokenizer.apply_chat_template,
+        tools=context.get("tools"),
+        tokenize=True,
+        return_dict=False,
+        **context.get("chat_template_kwargs", {}),
+    )
+    groups = ((*seen.prefix_messages, *turns_of(response)) for response in seen.responses)
     return [template(as_transformers_has_it(messages)) for messages in groups]
 
 
@@ -163,6 +172,138 @@ def test_a_text_a_little_over_the_limit_is_encoded_once(
     assert sum(passes) == 1, passes
 
 
+USER, MORE = {"role": "user", "content": "Weather in Rome?"}, {"role": "user", "content": "And then?"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+}
+RESULT = {"role": "tool", "name": "weather", "content": "22 degrees, no rain"}
+SUNNY, UNKNOWN = (
+    {"role": "assistant", "content": "Sunny."},
+    {"role": "assistant", "content": "I cannot know."},
+)
+THOUGHT = {"reasoning_content": "The user asks for the weather."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CONTEXT = {
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "thoughts": {"chosen": [USER, SUNNY | THOUGHT], "rejected": [USER, SUNNY]},
+    "thoughts off": {"chosen": [USER, SUNNY | THOUGHT], "rejected": [USER, UNKNOWN], **CONTEXT},
+    "a call": {"chosen": [USER, CALL], "rejected": [USER, SUNNY], "tools": CONTEXT["tools"]},
+    "a result": {"prompt": [USER, CALL, RESULT], "chosen": "22.", "rejected": "?", "tools": CONTEXT["tools"]},
+    "parted early": {"chosen": [USER, SUNNY, MORE, SUNNY], "rejected": [USER, UNKNOWN, MORE, UNKNOWN]},
+    "uneven": {"prompt": [USER], "chosen": [CALL, RESULT, SUNNY], "rejected": [UNKNOWN]},
+    "systems": {"chosen": [SYSTEM, USER, SUNNY], "rejected": [USER, SUNNY], "tools": CONTEXT["tools"]},
+    "prefill": {"prompt": [USER, SUNNY], "chosen": [SUNNY], "rejected": [UNKNOWN]},
+}
+
+
+@pytest.mark.parametrize("name", ["tools", "qwen3", "minimind"])
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+def test_conversations_have_the_ids_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    """Tools, calls, results, thoughts, and conversations that part at any turn; with a profile and without."""
+    if name == "tools":
+        chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.WITH_TOOLS))
+    else:
+        chat = real_chat(name)
+    if name == "minimind" and kind == "thoughts off":
+        pytest.skip("minimind's template has no switch for thoughts")
+    posts = [{"id": "1", "text": "I live in Rome."}]
+    record = Comparison(id="c1", profile=posts, **CONVERSATIONS[kind])
+    for shown in (0, 1):
+        tree = encode_comparison(record, chat, view=View(shown))
+        sequences = [tree.sequence(k).tolist() for k in (0, 1)]
+        assert sequences == alone(chat, record, shown)
+        assert ("I live in Rome." in chat.tokenizer.decode(sequences[1])) == bool(shown)
+    assert sequences[0] != sequences[1] or (name, kind) == ("qwen3", "thoughts off")
+
+
+def test_the_shared_cases_have_the_tokens_of_transformers_and_trl() -> None:
+    folder = SHARED / "data" / "cases"
+    if not folder.is_dir():
+        pytest.skip(f"no cases at {folder}")
+    chat = real_chat("qwen3")
+    counts = {}
+    for file in ("message_fields", "tools", "early_split", "multi_completion"):
+        records = read_comparisons(folder / f"{file}.jsonl")
+        trees = encode_comparisons(records, chat, view=View(0))
+        assert [[tree.sequence(k).tolist() for k in (0, 1)] for tree in trees] == [
+            alone(chat, record, 0) for record in records
+        ]
+        counts[file] = [(len(tree.sequence(0)), len(tree.sequence(1))) for tree in trees]
+    assert counts == {
+        "message_fields": [(27, 27), (41, 22), (141, 140)],
+        "tools": [(187, 184)],
+        "early_split": [(40, 39)],
+        "multi_completion": [(36, 20)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "unknown"),
+    [
+        ({"chosen": [USER, SUNNY | THOUGHT], "rejected": [USER, SUNNY]}, "does not read 'reasoning_content'"),
+        ({"chosen": [USER, CALL], "rejected": [USER, SUNNY]}, "does not read 'tool_calls'"),
+        (
+            {"prompt": [USER], "chosen": "a", "rejected": "b", "tools": CONTEXT["tools"]},
+            "does not read 'tools'",
+        ),
+        (
+            {"prompt": [USER], "chosen": "a", "rejected": "b", "chat_template_kwargs": {"effort": "low"}},
+            "does not read 'chat_template_kwargs.effort'",
+        ),
+    ],
+)
+def test_what_a_template_does_not_know_is_named(row: Any, unknown: str, tiny_chat: ChatTokenizer) -> None:
+    with pytest.raises(DataError, match=f"^comparison 'c1': the chat template of .*: it {unknown}"):
+        encode_comparison(Comparison(id="c1", **row), tiny_chat, view=View(0))
+
+
+def test_a_template_that_leaves_out_a_role_is_named(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.WITH_TOOLS))
+    told = [{"role": "developer", "content": "Be brief."}, USER]
+    with pytest.raises(DataError, match=r"'c1': .* it leaves out messages of the role 'developer'"):
+        encode_comparison(Comparison(id="c1", prompt=told, chosen="a", rejected="b"), chat, view=View(0))
+
+
+def test_parts_are_read_as_the_template_reads_them(tmp_path: Path) -> None:
+    """As one text by a template that knows texts only, for which transformers writes a list in the style of Python."""
+    parts = [{"type": "text", "text": text} for text in (" Weather", " in Rome?")]
+    record = Comparison(id="c1", prompt=[USER | {"content": parts}], chosen="a", rejected="b")
+    joined = Comparison(id="c1", prompt=" Weather in Rome?", chosen="a", rejected="b")
+    for template, same in ((tiny.CHAT, joined), (tiny.PARTS, record)):
+        chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=template))
+        tree = encode_comparison(record, chat, view=View(0))
+        assert [tree.sequence(k).tolist() for k in (0, 1)] == alone(chat, same, 0)
+
+
+def test_a_long_conversation_keeps_its_tools_and_calls(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.WITH_TOOLS))
+    prompt = [SYSTEM, MORE, UNKNOWN, USER | {"content": "Please. " * 30 + "Weather?"}, CALL, RESULT]
+    record = Comparison(id="c1", prompt=prompt, chosen="Sunny.", rejected="?", tools=CONTEXT["tools"])
+    whole = encode_comparison(record, chat, view=View(0))
+    for limit in (len(whole.sequence(0)) - 2, len(whole.sequence(0)) - 60):
+        tree = encode_comparison(record, chat, view=View(0, max_length=limit))
+        text = chat.tokenizer.decode(tree.sequence(0))
+        assert len(tree.sequence(0)) <= limit < len(whole.sequence(0))
+        assert "And then?" not in text
+        for kept in (
+            '"parameters"',
+            "Be brief.",
+            "Weather?<|end|>",
+            '"city"',
+            "22 degrees, no rain",
+            "Sunny.",
+        ):
+            assert kept in text
+    apart = Comparison(id="c1", chosen=[SYSTEM, USER, SUNNY], rejected=[USER, SUNNY])
+    with pytest.raises(TooLongError, match="'c1': its longest conversation has"):
+        encode_comparison(apart, chat, view=View(0, max_length=9))
+
+
 def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.NO_SYSTEM))
     turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
@@ -185,6 +326,13 @@ def test_different_responses_with_equal_tokens_are_an_error(tmp_path: Path) -> N
     # Surrounding blanks, which many templates trim, do not count as a difference.
     tree = encode_comparison(comparison(["Rice. ", "Rice."]), chat, view=View(0))
     assert tree.responses[0].tolist() == tree.responses[1].tolist()
+    # Nor do thoughts, which the templates of thinking models take out of earlier turns.
+    forgets = (
+        "{{ messages[0].content }}<|start|>{{ messages[1].content.split('</think>')[-1] | trim }}<|end|>"
+    )
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=forgets))
+    thoughts = comparison(["<think>a</think>Rice.", "<think>b</think>\n\nRice.", "Beans."])
+    assert encode_comparison(thoughts, chat, view=View(0)).equal_to == (0, 0, 2)
 
 
 class TestPaper:

@@ -7,11 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prb_jax.trees.packing import LEAST_SHARED, StreamOptions, StreamShape, divide, pack_streams, sort_trees
+from prb_jax.trees.packing import (
+    LEAST_SHARED,
+    StreamOptions,
+    StreamShape,
+    divide,
+    pack_streams,
+    sort_trees,
+    with_equal_splits,
+)
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
+from tests.trees.rankings import pairs_of_rankings
 
 
 def people(users: int, questions: int, *, seed: int = 0, profile: int = 200) -> list[Tree]:
@@ -88,13 +97,48 @@ def test_equal_conversations_are_one() -> None:
     trees = [build_tree([[5, 6, 7], [5, 6, 8, 9], [5, 6, 7]]), build_tree([[5, 6, 8, 9], [5, 6, 3]])]
     options = StreamOptions(tokens=128)
     (packed,) = pack_streams(trees, StreamShape(128, 16), options)
-    assert packed[0].tokens == 2 + 1 + 2 + 2 + 1
+    assert packed[0].tokens == 2 + 1 + 2 + 1
     batch = make_stream_batch(trees, packed, options)
     assert packed[0].members == (0, 1)
     first, second, third, fourth, fifth = batch.reads[0, :5].tolist()
     assert (first, second) == (third, fourth)
     assert len({first, second, fifth}) == 3
     assert batch.tokens[0, :7].tolist() == [5, 6, 7, 8, 9, 3, 0]
+
+
+def test_a_conversation_of_several_comparisons_is_computed_once_in_a_stream() -> None:
+    """Also where comparisons part from the prompt at different places; and once each where streams cut them apart."""
+    trees, tokens = pairs_of_rankings()
+    alike = with_equal_splits(trees)
+    assert [tree.sequence(1).tolist() for tree in alike] == [tree.sequence(1).tolist() for tree in trees]
+    options = StreamOptions(tokens=512)
+    (packed,) = pack_streams(alike, StreamShape(512, 64), options)
+    assert packed[0].tokens == tokens
+    assert choose_stream_shape(alike, options, whole=True).tokens == 256  # two, for two cores
+    for shape in (StreamShape(512, 64), StreamShape(128, 16), StreamShape(512, 7)):
+        for packed in pack_streams(alike, shape, options):
+            batch = make_stream_batch(alike, packed, options)
+            assert (batch.tokens > 0).sum() == sum(stream.tokens for stream in packed)
+            sees, read = who_sees(batch)[0], 0
+            for member in packed[0].members:
+                for k in range(2):
+                    path = np.flatnonzero(sees[batch.reads[0, read]])
+                    np.testing.assert_array_equal(batch.tokens[0, path], trees[member].sequence(k))
+                    read += 1
+
+
+def test_trees_that_part_far_from_each_other_stay_divided_as_they_are() -> None:
+    """What a pair of long responses has in common is worth more than one response of another pair."""
+    first, second = (
+        build_tree([[*range(10, 90), k] for k in (1, 2)]),
+        build_tree([[*range(10, 90), 1], [10, 9]]),
+    )
+    assert with_equal_splits([first, second]) == [first, second]
+    near = build_tree([[*range(10, 90), 1], [*range(10, 60), 9]])
+    moved, same = with_equal_splits([first, near])
+    assert same is near
+    assert (len(moved.prefix), moved.read) == (50, (30, 30))
+    assert [moved.sequence(k).tolist() for k in range(2)] == [first.sequence(k).tolist() for k in range(2)]
 
 
 def test_a_short_common_opening_is_not_worth_it() -> None:

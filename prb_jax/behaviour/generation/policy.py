@@ -130,10 +130,11 @@ class Policy:
         seed: int = 0,
         profile_posts: int = 10,
         rows: int | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
         """Return ``n`` samples of every prompt, in the order given.
 
-        A sample depends on the prompt, its position, the number of the sample and the seed; not on the other prompts,
+        A sample depends on the prompt, its number, the number of the sample and the seed; not on the other prompts,
         on ``rows``, or on the devices (but for ties that rounding decides).
 
         Args:
@@ -149,6 +150,7 @@ class Policy:
           seed: of the draws.
           profile_posts: at most this many posts of a comparison's profile are shown.
           rows: samples that are drawn at a time; chosen from the machine if not given.
+          numbers: of the prompts, each 0 to 2**31 - 1; their positions if not given.
 
         Raises:
           DataError: a prompt that is too long or cannot be read, a number out of its range, or no stop at all.
@@ -163,7 +165,7 @@ class Policy:
             limit=self.limit(options),
             vocab_size=self.config.vocab_size,
         )
-        drawn = collect(self.draw(read, options, rows=rows))
+        drawn = collect(self.draw(read, options, rows=rows, numbers=numbers))
         return [
             [self.as_sample(prompt, one, options) for one in samples]
             for prompt, samples in zip(read, drawn, strict=True)
@@ -219,11 +221,12 @@ class Policy:
         *,
         rows: int | None = None,
         skip: Callable[[range], bool] = lambda unit: False,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[list[Drawn]]:
         """Draw samples of prompts, some at a time; see :func:`prb_jax.behaviour.generation.schedule.draw`."""
         if prompts:
             programs = make_programs(self.program, self.shape(prompts, options, rows))
-            yield from draw(programs, self.params, self.task(prompts, options), skip=skip)
+            yield from draw(programs, self.params, self.task(prompts, options, numbers=numbers), skip=skip)
 
     def task(self, prompts: Sequence[Prompt], options: SampleOptions, **more: Any) -> Task:
         """Return what :meth:`draw` draws, with more fields of the task."""

@@ -136,6 +136,8 @@ def given_prompts(
         where, comparison = f"prompt {position}", item
         if isinstance(item, Sequence) and item and all(isinstance(part, Mapping) for part in item):
             comparison = Comparison(id=where, prompt=item, responses=["-"])
+            if comparison.responses != ("-",):
+                raise DataError(f"{where}: ends with the beginning of an answer, which would be left out")
         if isinstance(comparison, Comparison):
             prompts += comparison_prompts([comparison], chat, profile_posts=profile_posts, limit=limit)
             continue

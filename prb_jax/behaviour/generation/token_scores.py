@@ -221,6 +221,7 @@ def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_S
         tokens=np.asarray([trees[index].tokens for index in order]),
         reads=np.asarray([len(trees[index].responses) for index in order]),
         shared=np.asarray([0, *shared]),
+        kept=np.zeros(len(order), np.int64),
     )
     for packed in pack_in_order(ordered, options, most=options.tokens):
         batch = make_stream_batch(trees, packed, options)

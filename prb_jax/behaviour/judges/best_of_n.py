@@ -9,7 +9,7 @@ curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from prb_jax.behaviour.judges.candidates import Candidates, read_candidates
 from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
+from prb_jax.behaviour.judges.options import JudgeOptions, is_judge, options_of_judge, parse_judge
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
@@ -138,7 +138,8 @@ def best_of_n(
       data: the data of the samples, where it has another name now.
       history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       loading: how models are opened.
-      judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
+      judge: how judges are asked; the template and the scale are of those that are named `judge:` alone, pairing and
+        ties of those that are named `pairs:`.
       profile_posts, protocol, max_length: of the models' view, as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
 
@@ -161,7 +162,7 @@ def best_of_n(
     names = list(dict.fromkeys([*rewards, quality] if computed else rewards))
     if judge is not None and not any(map(is_judge, names)):
         raise RunError(
-            "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
+            "options of judges belong to one among --rewards or as --quality (judge:MODEL, pairs:MODEL): leave them out"
         )
     judges = {name: parse_judge(name) for name in names if is_judge(name)}
     models = {
@@ -274,10 +275,8 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
 def _open(name: str, loading: LoadOptions, judge: JudgeOptions | None, *, cache: Path) -> Scorer:
     if not is_judge(name):
         return open_scorer(name, loading)
-    judge = judge or JudgeOptions()
-    if parse_judge(name).protocol == RUBRIC:
-        judge = replace(judge, template=None, system=None, scale=None)
-    return open_named_judge(name, judge, loading=loading, cache=cache)
+    asked = options_of_judge(judge or JudgeOptions(), name)
+    return open_named_judge(name, asked, loading=loading, cache=cache)
 
 
 def _readable(

@@ -7,8 +7,9 @@ where its reply would begin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 from prb_jax.behaviour.generation.policy import Policy, Sample, open_policy
 from prb_jax.behaviour.generation.prompts import fit_posts
 from prb_jax.behaviour.generation.rules import SampleOptions
-from prb_jax.behaviour.judges.replies import has_thoughts
+from prb_jax.behaviour.judges.replies import has_thoughts, opened_thoughts
 from prb_jax.behaviour.judges.scorer import Answer, Conversation
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.models.head import Vocabulary
@@ -50,15 +51,19 @@ def open_chat(
     loading: LoadOptions,
     cache: Path | None,
     verb: str,
+    exact: bool = False,
 ) -> ChatModel:
     """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
+
+    An endpoint that refuses a temperature replies at its own, with a warning; where it must be ``exact``, that is an
+    error.
 
     Raises:
       RunError: both or neither of model and endpoint; names the verb.
       CheckpointError: the model cannot be loaded, or nothing could end a reply.
     """
     if endpoint is not None and model is None:
-        return Endpoint(endpoint, cache=cache)
+        return Endpoint(endpoint, cache=cache, exact=exact)
     if endpoint is not None or model is None:
         raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
     policy = open_policy(model, loading)
@@ -71,29 +76,88 @@ def open_chat(
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """How replies above temperature 0 are drawn: several votes of each conversation, each with a seed."""
+
+    temperature: float
+    votes: int = 1
+    seed: int = 0
+
+    def seeds(self, name: str, conversations: Sequence[Conversation]) -> list[int]:
+        """Return the seed of each conversation about a comparison: it depends on the texts and on nothing else.
+
+        Vote k is drawn by an endpoint with the seed plus k (modulo 2**31), and is sample k of a model on this machine.
+        """
+        texts = [
+            f"{self.seed}/{name}/{[(m.role, m.content) for m in messages]}" for messages in conversations
+        ]
+        return [int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 for text in texts]
+
+
+@dataclass(frozen=True)
 class InWords:
-    """A model that answers each conversation with its most probable reply: that of temperature 0."""
+    """A model that answers each conversation in words: with its most probable reply, or with several that are drawn."""
 
     model: ChatModel
     max_new_tokens: int  # of a reply
     alternatives: int | None = None  # most probable tokens that an endpoint tells of each place, if any
+    drawing: Drawing | None = None  # None for the most probable reply, at temperature 0
+    # values for the chat template of the model at an endpoint; of a model on this machine its template has them
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    limited: bool = False  # whether a user chose the most tokens of a reply
+
+    @property
+    def votes(self) -> int:
+        """Replies to each conversation."""
+        return 1 if self.drawing is None else self.drawing.votes
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides its replies, JSON-ready."""
         if isinstance(self.model, Policy):
-            return self.model.identity()
-        options = self.model.options
-        return {"name": options.model, "endpoint": options.url, "model": options.model}
+            identity = self.model.identity()
+        else:
+            options = self.model.options
+            identity = {"name": options.model, "endpoint": options.url, "model": options.model}
+        identity |= {"max_new_tokens": self.max_new_tokens} if self.limited else {}
+        identity |= {"drawing": asdict(self.drawing)} if self.drawing else {}
+        variables = dict(self.template_variables)
+        return identity | ({"chat_template_kwargs": variables} if variables else {})
 
-    def replies(self, conversations: Sequence[Conversation]) -> list[Reply]:
-        """Return the reply to each conversation."""
-        limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": self.max_new_tokens}
+    def replies(
+        self, conversations: Sequence[Conversation], seeds: Sequence[int] | None = None
+    ) -> list[Reply]:
+        """Return the replies to each conversation, one after the other: as many as there are votes.
+
+        Args:
+          conversations: to reply to.
+          seeds: one of each conversation where replies are drawn, see `Drawing.seeds`.
+        """
+        votes, drawing = self.votes, self.drawing
+        assert (drawing is None) == (seeds is None)
+        limits: dict[str, Any] = {
+            "temperature": 0.0 if drawing is None else drawing.temperature,
+            "max_new_tokens": self.max_new_tokens,
+        }
         if isinstance(self.model, Endpoint):
-            return self.model.ask_all(conversations, **limits, alternatives=self.alternatives)
+            asked = [messages for messages in conversations for _ in range(votes)]
+            told = None if seeds is None else [(seed + k) % 2**31 for seed in seeds for k in range(votes)]
+            variables = dict(self.template_variables)
+            more = {"chat_template_kwargs": variables} if variables else None
+            return self.model.ask_all(asked, **limits, alternatives=self.alternatives, seeds=told, more=more)
         assert self.alternatives is None  # a model on this machine is read at its logits
-        prompts = [[asdict(message) for message in messages] for messages in conversations]
-        drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
-        return [Reply(_text(self.model, one), len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
+        if drawing is not None:
+            limits |= {"n": votes, "seed": drawing.seed, "numbers": seeds}
+        drawn = self.model.sample(encode_prompts(self.model.tokenizer, conversations), **limits)
+        return [
+            Reply(
+                _thoughts_of_prompt(self.model, one) + _text(self.model, one),
+                len(one.prompt_token_ids),
+                len(one.token_ids),
+                finish=one.finish,
+            )
+            for samples in drawn
+            for one in samples
+        ]
 
     def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
         """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
@@ -120,13 +184,28 @@ class InWords:
             fit_posts(comparison, posts, partial(read, comparison.id, ask))
             for comparison, ask in zip(comparisons, asks, strict=True)
         ]
-        every = iter(self.replies([conversation for asked, _ in fitting for conversation in asked]))
+        seeds = [
+            self.drawing.seeds(comparison.id, asked) if self.drawing else []
+            for comparison, (asked, _) in zip(comparisons, fitting, strict=True)
+        ]
+        every = iter(
+            self.replies(
+                [conversation for asked, _ in fitting for conversation in asked],
+                [seed for told in seeds for seed in told] if self.drawing else None,
+            )
+        )
         answers: list[Answer] = []
-        for asked, dropped in fitting:
-            replies = [next(every) for _ in asked]
+        for (asked, dropped), told in zip(fitting, seeds, strict=True):
+            replies = [next(every) for _ in range(len(asked) * self.votes)]
             tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
-            answers.append(Answer(tokens, dropped, replies=replies))
+            answers.append(Answer(tokens, dropped, replies=replies, seeds=told))
         return answers
+
+
+def _thoughts_of_prompt(model: Policy, sample: Sample) -> str:
+    """The mark with which the prompt opens the model's thoughts: without it, thoughts that are not closed look like a
+    reply."""
+    return opened_thoughts(model.decode(sample.prompt_token_ids[-16:], special_tokens=True))
 
 
 def _text(model: Policy, sample: Sample) -> str:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from prb_jax.behaviour.judges.chat import InWords, open_chat
-from prb_jax.behaviour.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
+from prb_jax.behaviour.judges.chat import Drawing, InWords, open_chat
+from prb_jax.behaviour.judges.formats import GENERATIVE, TOKENS, find_generative
+from prb_jax.behaviour.judges.generative import open_generative
+from prb_jax.behaviour.judges.groups import GroupJudge
+from prb_jax.behaviour.judges.options import (
+    ALL_PAIRS,
+    PAPERS,
+    RANKING,
+    RUBRIC,
+    RUBRICS,
+    SCORE,
+    JudgeOptions,
+    generative_of,
+    parse_judge,
+)
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.behaviour.judges.paper import open_paper_judge
+from prb_jax.behaviour.judges.ranking import RankJudge
 from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
-from prb_jax.errors import PrbWarning
+from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import refuse_together
 from prb_jax.scoring import UPPER_BOUND
@@ -45,16 +60,39 @@ def open_judge(
     """
     loading, local = loading or LoadOptions(), endpoint is None
     options.check(local=local)
+    variables = options.template_variables
+    if local and variables:
+        loading = replace(loading, template_variables=variables)
+    if endpoint is not None and endpoint.no_temperature and options.temperature not in (0, 1):
+        raise RunError(
+            f"--no-temperature: replies are drawn at {options.temperature:g}: expected --temperature 1"
+        )
     chat = None
-    if not local or options.protocol in PAPERS or options.reason or model is None:
-        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge")
-    length, most = options.max_length, REASON_TOKENS if options.reason else LETTER_TOKENS
+    row = GENERATIVE.get(options.protocol)
+    if not local or options.protocol in PAPERS or options.reason or row is not None or model is None:
+        drawn = options.temperature > 0
+        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge", exact=drawn)
+    length = options.max_length
+    in_words = partial(
+        InWords,
+        max_new_tokens=options.reason_tokens
+        or (TOKENS if row is not None else REASON_TOKENS if options.reason else LETTER_TOKENS),
+        drawing=Drawing(options.temperature, options.votes, options.seed) if options.temperature else None,
+        template_variables={} if local else variables,
+        limited=options.reason_tokens is not None,
+    )
     if options.protocol in PAPERS:
         assert chat is not None
         assert options.prompts is not None
         protocol: JudgeProtocol = open_paper_judge(
             chat, options.protocol, prompts=options.prompts, template=options.template
         )
+    elif options.protocol == RANKING:
+        assert chat is not None
+        protocol = RankJudge(in_words(chat), options.reason, options.seed)
+    elif row is not None:
+        assert chat is not None
+        protocol = open_generative(row, in_words(chat, alternatives=options.top_logprobs), options)
     elif options.protocol in (SCORE, RUBRIC):
         rubric = options.protocol == RUBRIC
         template = read_template(
@@ -62,17 +100,20 @@ def open_judge(
         )
         scale = Scale(*RUBRIC_SCALE) if rubric else Scale(*options.scale or ())
         if chat is not None:
-            reader = InWords(chat, most, options.top_logprobs)
+            reader = in_words(chat, alternatives=options.top_logprobs)
         else:
             assert model is not None
             reader = load_numbers(model, loading, scale, max_length=length)
         protocol = Ratings(reader, template, scale, options.reason)
     elif chat is not None:
-        protocol = PairJudge(InWords(chat, most), options.reason)
+        protocol = PairJudge(in_words(chat), options.reason)
     else:
         assert model is not None
         letters = load_letters(model, loading, max_length=length)
         protocol = PairJudge(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
+    if options.pairing is not None:
+        assert isinstance(protocol, PairJudge)
+        protocol = GroupJudge(protocol, options.pairing, options.ties, options.seed)
     asked = chat if isinstance(chat, Endpoint) else None
     return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
 
@@ -89,7 +130,8 @@ def open_named_judge(
 
     Args:
       name: of the judge.
-      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts. A
+        generative reward model (`GENERATIVE_MODELS`) is asked in its own format.
       loading: of a model on this machine.
       cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
       concurrency: requests at a time.
@@ -99,7 +141,14 @@ def open_named_judge(
       CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
     """
     judge, options = parse_judge(name), options or JudgeOptions()
-    protocol = judge.protocol if options.prompts is None else f"paper-{judge.protocol}"
+    protocol, row = judge.protocol, generative_of(judge)
+    if protocol == TextProtocol.DEFAULT:
+        if options.prompts is not None:
+            raise RunError(f"--prompts: the paper's judge of pairs gives no reward, {name}: leave it out")
+        options = replace(options, pairing=options.pairing or ALL_PAIRS)
+    elif options.prompts is not None:
+        protocol = f"paper-{protocol}"
+    protocol = protocol if row is None or options.prompts is not None else row.name
     endpoint = None
     if judge.url is not None:
         key = os.environ.get(KEY) or None
@@ -141,9 +190,14 @@ def judge(
     Raises:
       RunError: both or neither of model and endpoint; options that do not go together; an endpoint that refuses, is
         down or lies; and what `prb_jax.evaluate` raises.
-      DataError: a comparison that is no pair (but for "score"), or too long.
+      DataError: a comparison that is no pair (but for "score", "rubric", "ranking" and groups), or too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
+    name_of_model = str(model) if endpoint is None else endpoint.model
+    known = find_generative(name_of_model)
+    if known is not None and options.protocol not in GENERATIVE:
+        problem = f"is a generative reward model with a format of its own: expected --protocol {known.name}"
+        warnings.warn(f"{name_of_model}: {problem}", PrbWarning, stacklevel=2)
     refuse_together(endpoint=endpoint, part=part)
     if model is not None:
         asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from prb_jax.behaviour.judges.formats import GENERATIVE, GenerativeModel, find_generative
 from prb_jax.errors import RunError, quote
 from prb_jax.records.options import option, section
+from prb_jax.records.reading import parse_json
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.visible import TextProtocol
@@ -14,12 +17,21 @@ from prb_jax.text.visible import TextProtocol
 SCORE: Final = "score"
 RUBRIC: Final = "rubric"
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
-JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RUBRIC)
+RANKING: Final = "ranking"
+JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, RANKING, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
 """How a judge can be asked."""
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
-PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}  # before the name of a judge: how it is asked
+SINGLE = tuple(name for name, row in GENERATIVE.items() if row.single)  # generative models of one response
+PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC, "pairs:": str(TextProtocol.DEFAULT)}
+"""Before the name of a judge: how it is asked."""
+ALL_PAIRS, CIRCULAR, KNOCK_OUT = "all", "circular", "knock-out"
+PAIRINGS = (ALL_PAIRS, CIRCULAR, KNOCK_OUT)
+"""Which responses of a group a judge of pairs compares."""
+HALF, LOSS, MISSING = "half", "loss", "missing"
+TIES = (HALF, LOSS, MISSING)
+"""What a tie is worth to both responses."""
 
 _WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # unless a user asks for some
 
@@ -31,8 +43,9 @@ class JudgeOptions:
     protocol: str = option(
         str(TextProtocol.DEFAULT),
         "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
-        "number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
-        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
+        "number for each response by itself; ranking: the best of all responses, as on RewardBench 2; rubric: 0, 1 or "
+        "2 for each aspect of the true rubric (an upper bound); paper-score, paper-rubric: these two as the scripts of "
+        "Personalised RewardBench ask; others: the format of a generative reward model",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
@@ -57,10 +70,39 @@ class JudgeOptions:
         "than this among all tokens (default: 0.1)",
         "P",
     )
+    pairing: str | None = option(
+        None,
+        "with --protocol default: compare all pairs of the responses of a prompt, each with the next one (circular), "
+        "or winners only (knock-out), and rate each by its results (default: two responses only; all as a reward, "
+        "pairs:MODEL)",
+        choices=PAIRINGS,
+    )
+    ties: str = option(
+        HALF,
+        "with --pairing all or circular: a tie is half a win for both (default), a loss for both, or missing",
+        choices=TIES,
+    )
     prompts: str | None = option(
         None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
     )
     reason: bool = option(False, "the judge thinks in words first (default: one letter or number)")
+    reason_tokens: int | None = option(
+        None,
+        "most tokens of a reply in words, its thoughts among them; a reply that is cut has no verdict (default: 1024 "
+        "with --reason, else 16)",
+        least=1,
+    )
+    temperature: float = option(
+        0.0, "of replies in words; above 0 they are drawn, with seeds that each row keeps", "T", least=0
+    )
+    votes: int = option(
+        1,
+        "replies in words to every question, at a --temperature above 0: the share of votes is the score",
+        least=1,
+    )
+    chat_template_kwargs: str | None = option(
+        None, "values that the judge's chat template reads, as '{\"enable_thinking\": true}'", "JSON"
+    )
     profile_posts: int | None = option(
         None,
         "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
@@ -72,7 +114,9 @@ class JudgeOptions:
         "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
         choices=CONTROLS,
     )
-    seed: int = option(0, "of --controls swap", least=0)
+    seed: int = option(
+        0, "of --controls swap, of replies that are drawn, of a knock-out and of a ranking", least=0
+    )
     max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
 
     @property
@@ -81,6 +125,22 @@ class JudgeOptions:
         if self.profile_posts is not None:
             return self.profile_posts
         return 0 if self.protocol in _WITHOUT_POSTS else 10
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The values for the chat template.
+
+        Raises:
+          RunError: they are no JSON object.
+        """
+        if self.chat_template_kwargs is None:
+            return {}
+        given = parse_json(self.chat_template_kwargs.encode(), where="--chat-template-kwargs", error=RunError)
+        if not isinstance(given, dict) or not given:
+            raise RunError(
+                f"--chat-template-kwargs: expected a JSON object with a value, found {quote(self.chat_template_kwargs)}"
+            )
+        return given
 
     def check(self, *, local: bool) -> None:
         """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""
@@ -97,18 +157,51 @@ class JudgeOptions:
             raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
         if self.reason and paper:
             raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
+        generative = GENERATIVE.get(self.protocol)
+        if self.reason and generative:
+            raise RunError(f"--reason: {self.protocol} thinks unasked: leave it out")
+        words = {
+            "--reason-tokens": self.reason_tokens is not None,
+            "--temperature": self.temperature != 0,
+            "--votes": self.votes != 1,
+        }
+        if given := [flag for flag, is_given in words.items() if is_given]:
+            names = ", ".join(given)
+            if paper:
+                raise RunError(f"{names}: the paper's protocols decide how their judges reply: leave it out")
+            if local and not (self.reason or generative):
+                raise RunError(
+                    f"{names}: a MODEL replies in words with --reason alone: add it, or leave this out"
+                )
+        for flag, number, least in (("--reason-tokens", self.reason_tokens, 1), ("--votes", self.votes, 1)):
+            if number is not None and number < least:
+                raise RunError(f"{flag}: expected {least} or more, found {number}")
+        if not 0 <= self.temperature < math.inf:
+            raise RunError(f"--temperature: expected a finite number from 0, found {self.temperature}")
+        if self.votes > 1 and not self.temperature:
+            raise RunError(
+                f"--votes {self.votes}: at temperature 0 all votes are the same: give a --temperature above 0"
+            )
+        if self.votes > 1 and self.top_logprobs is not None:
+            raise RunError(
+                "--votes: with --top-logprobs every reply is an expected number already: leave one out"
+            )
+        if paper and self.template_variables:
+            raise RunError("--chat-template-kwargs: the paper's scripts give none: leave it out")
         if self.protocol in RUBRICS and self.controls != NO_CONTROLS:
             raise RunError(
                 "--controls: a rubric judge is told what the user wants, without a user too: leave it out"
             )
         for flag, value, protocols in (
-            ("--template", self.template, (SCORE, RUBRIC, PAPER_SCORE)),
-            ("--system", self.system, (SCORE, RUBRIC)),
+            ("--template", self.template, (SCORE, RUBRIC, PAPER_SCORE, *GENERATIVE)),
+            ("--system", self.system, (SCORE, RUBRIC, *GENERATIVE)),
             ("--scale", self.scale, (SCORE,)),
-            ("--top-logprobs", self.top_logprobs, (SCORE, RUBRIC)),
+            ("--top-logprobs", self.top_logprobs, (SCORE, RUBRIC, *SINGLE)),
         ):
             if value is not None and self.protocol not in protocols:
                 raise RunError(f"{flag}: belongs to --protocol {' or '.join(protocols)}: leave it out")
+        if self.protocol == RANKING and local and not self.reason:
+            raise RunError("--protocol ranking: a MODEL names the best response in words: add --reason")
         if self.top_logprobs is not None and local:
             raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
         if self.top_logprobs is not None and self.top_logprobs < 1:
@@ -121,9 +214,22 @@ class JudgeOptions:
                 )
             if not 0 <= self.min_mass <= 1:
                 raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
+        pairs = generative is not None and not generative.single
+        if self.pairing is not None and self.protocol != TextProtocol.DEFAULT and not pairs:
+            raise RunError(
+                "--pairing: belongs to --protocol default, which compares two responses: leave it out"
+            )
+        for flag, value, known in (
+            ("--pairing", self.pairing or ALL_PAIRS, PAIRINGS),
+            ("--ties", self.ties, TIES),
+        ):
+            if value not in known:
+                raise RunError(f"{flag}: expected one of {', '.join(known)}, found {quote(value)}")
+        if self.ties != HALF and self.pairing in (None, KNOCK_OUT):
+            raise RunError("--ties: belongs to --pairing all or circular: leave it out")
         if self.max_length is not None and not local:
             raise RunError("--max-length: an endpoint has its own limit: leave it out")
-        if self.max_length is not None and (paper or self.reason):
+        if self.max_length is not None and (paper or self.reason or generative):
             raise RunError(
                 "--max-length: a judge that replies in words has the model's own limit: leave it out"
             )
@@ -131,13 +237,45 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class JudgeName:
-    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user, and
-    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean)."""
+    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user,
+    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean), and `pairs:MODEL` compares the
+    responses of a prompt with each other."""
 
-    protocol: str  # "score" or "rubric"
+    protocol: str  # "score", "rubric" or "default"
     # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there
     model: str
     url: str | None = None  # of the endpoint; None for a model on this machine
+
+
+OF_REWARDS: Final = (
+    "template pairing ties reason reason_tokens temperature votes top_logprobs chat_template_kwargs"
+)
+"""Options of judges that are rewards."""
+
+_USED_BY: Final = {
+    "template": (SCORE,), "system": (SCORE,), "scale": (SCORE,), "top_logprobs": (SCORE, RUBRIC),
+    "pairing": (PREFIXES["pairs:"],), "ties": (PREFIXES["pairs:"],),
+}  # fmt: skip
+
+
+def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
+    """Return options of several judges without those that have no meaning for the judge of this name."""
+    judge, plain = parse_judge(name), JudgeOptions()
+    unused = {
+        key: getattr(plain, key) for key, protocols in _USED_BY.items() if judge.protocol not in protocols
+    }
+    if row := generative_of(judge):  # one without roles needs the template of its card
+        unused = {
+            key: value for key, value in unused.items() if row.roles or key not in ("template", "system")
+        }
+    return replace(options, **unused)
+
+
+def generative_of(judge: JudgeName) -> GenerativeModel | None:
+    """Return the row of a judge that is a generative reward model of what its name asks for: pairs or responses."""
+    row = find_generative(judge.model)
+    asked = SCORE if row is not None and row.single else str(TextProtocol.DEFAULT)
+    return row if judge.protocol == asked else None
 
 
 def is_judge(name: object) -> bool:

@@ -16,10 +16,12 @@ from prb_jax.behaviour.judges.scorer import (
     Conversation,
     JudgeProtocol,
     VerdictLine,
+    cut_replies,
     nothing_read,
     shown_texts,
 )
 from prb_jax.errors import DataError, quote
+from prb_jax.metrics.votes import vote_share
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.runs.rows import Row
@@ -64,7 +66,8 @@ def better_response(comparison: Comparison) -> int:
 class PairJudge(JudgeProtocol):
     """Asks twice, with each response as A once.
 
-    In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in
+    In words the score of a response is the share of the votes for it, the mean of both orders: with one vote a response
+    that is preferred in both orders wins. By logits its score is the mean of its probabilities in
     the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
     with something else: no verdict is given, and the pair counts as a tie.
     """
@@ -89,9 +92,11 @@ class PairJudge(JudgeProtocol):
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
         if answer.replies:
-            verdicts = [read_verdict(reply.text) for reply in answer.replies]
-            share = 1.0 if verdicts == ["A", "B"] else 0.0 if verdicts == ["B", "A"] else 0.5
-            return (share, 1 - share), {"first": first, "verdicts": verdicts}
+            verdicts = [None if reply.is_cut else self.verdict(reply.text) for reply in answer.replies]
+            counts = votes_for_first(verdicts)
+            share, bounds = vote_share(counts)
+            details = {"share": share, "share_ci95": bounds} if len(verdicts) > 2 else {}
+            return (share, 1 - share), {"first": first, "verdicts": verdicts, **details}
         letters = [
             None if mass < self.min_mass or of_a == 0.5 else "A" if of_a > 0.5 else "B"
             for of_a, mass in zip(answer.values, answer.masses, strict=True)
@@ -101,17 +106,28 @@ class PairJudge(JudgeProtocol):
         details = {"probability_of_a": answer.values, "letter_mass": answer.masses}
         return (share, 1 - share), {"first": first, "verdicts": letters, **details}
 
+    def verdict(self, reply: str) -> str | None:
+        """Return A or B, what a reply says; None if it has no verdict."""
+        return read_verdict(reply)
+
+    def is_read(self, details: Mapping[str, Any]) -> bool:
+        """Return whether a verdict could be read in both orders, of what is kept of a judgement."""
+        if "letter_mass" in details:
+            return min(details["letter_mass"]) >= self.min_mass
+        return all(total for _, total in votes_for_first(details["verdicts"]))
+
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of verdicts: the first order shows response 0 as A, the second response 1."""
-        verdicts = [tuple(row["verdicts"]) for row in rows]
-        preferred = [{("A", "B"): 0, ("B", "A"): 1}.get(pair) for pair in verdicts]
-        letters = [letter for pair in verdicts for letter in pair if letter is not None]
+        verdicts = [row["verdicts"] for row in rows]
+        counts = [votes_for_first(every) for every in verdicts]
+        preferred = [_preferred(pair) for pair in counts]
+        letters = [letter for every in verdicts for letter in every if letter is not None]
         right = sum(
             response == better_response(comparison)
             for response, comparison in zip(preferred, comparisons, strict=True)
         )
         a, b = letters.count("A"), letters.count("B")
-        unparsable = sum(None in pair for pair in verdicts)
+        unparsable = sum(not all(total for _, total in pair) for pair in counts)
         judged = len(rows) if unparsable < len(rows) else 0
         figures = {
             **warn_of_one_letter(a, b),
@@ -122,7 +138,8 @@ class PairJudge(JudgeProtocol):
             "said_a": a,
             "said_b": b,
             "unparsable": unparsable,
-            "unparsable_verdicts": 2 * len(rows) - len(letters),
+            "unparsable_verdicts": sum(map(len, verdicts)) - len(letters),
+            **cut_replies(rows),
         }
         if isinstance(self.model, ByLogits):
             masses = [row["letter_mass"] for row in rows]
@@ -137,6 +154,24 @@ class PairJudge(JudgeProtocol):
                 undefined=True,
             )
         return figures | nothing_read(undefined=True)
+
+
+def votes_for_first(verdicts: Sequence[str | None]) -> list[tuple[int, int]]:
+    """Return of each order the votes for the response that is shown as A in the first order, and all that can be read.
+
+    Args:
+      verdicts: the votes of the first order, and as many of the second one.
+    """
+    half = len(verdicts) // 2
+    parts = ((verdicts[:half], "A"), (verdicts[half:], "B"))
+    return [(part.count(letter), len(part) - part.count(None)) for part, letter in parts]
+
+
+def _preferred(counts: Sequence[tuple[int, int]]) -> int | None:
+    """The response that most votes of both orders are for; None where the orders disagree or cannot be read."""
+    if all(2 * votes > total for votes, total in counts):
+        return 0
+    return 1 if all(2 * votes < total for votes, total in counts) else None
 
 
 def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | None) -> ByLogits:

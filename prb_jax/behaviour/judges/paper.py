@@ -248,10 +248,10 @@ def _question(comparison: Comparison) -> str:
     Raises:
       DataError: a prompt of several turns, for which the paper has no place.
     """
-    if len(comparison.prompt) > 1:
+    if len(comparison.prompt) != 1 or comparison.context:
         raise DataError(
             f"comparison {quote(comparison.id)}: the paper's judge reads one question, found a prompt of "
-            f"{len(comparison.prompt)} turns: use the default protocol"
+            f"{len(comparison.prompt)} turns{' and tools' * bool(comparison.context)}: use the default protocol"
         )
     return comparison.question
 

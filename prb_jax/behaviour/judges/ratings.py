@@ -15,7 +15,14 @@ import numpy as np
 
 from prb_jax.behaviour.judges.chat import ByLogits, InWords, load_by_logits
 from prb_jax.behaviour.judges.replies import answer_start, without_thoughts
-from prb_jax.behaviour.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read, shown_texts
+from prb_jax.behaviour.judges.scorer import (
+    Answer,
+    Conversation,
+    JudgeProtocol,
+    cut_replies,
+    nothing_read,
+    shown_texts,
+)
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison, Message
@@ -49,7 +56,9 @@ _DECIMAL: Final = (
     r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # behind a decimal comma one or two digits: 1,000 is neither
 )
 _NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
-_SCORE = re.compile(rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_SCORE = re.compile(
+    rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?(\s*(?:-|–|to|or)\s*\d)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -85,9 +94,13 @@ class Scale:
         answer = without_thoughts(reply)
         if answer is None:
             return None
+        ends = rf"{self.low}\s*(?:-|–|to)\s*{self.high}"  # "Score (1-9): 7", and "7 (on a scale from 1 to 9)"
+        answer = re.sub(
+            rf"\((?:[a-z ]*\b)?{ends}\)|\b(?:from|scale of|scale)\s+{ends}\b", "", answer, flags=re.IGNORECASE
+        )
         if scores := _SCORE.findall(answer):
-            number, of = scores[-1]
-            if of and int(of) != self.high:
+            number, of, other = scores[-1]
+            if (of and int(of) != self.high) or other:
                 return None
         else:
             answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
@@ -257,6 +270,10 @@ class Ratings(JudgeProtocol):
     def _alternatives(self) -> int | None:
         return self.model.alternatives if isinstance(self.model, InWords) else None
 
+    @property
+    def _votes(self) -> int:
+        return self.model.votes if isinstance(self.model, InWords) else 1
+
     def identity(self) -> Mapping[str, Any]:
         in_words = isinstance(self.model, InWords)
         way = "reason" if self.reason else "number" if in_words else "logits"
@@ -271,22 +288,31 @@ class Ratings(JudgeProtocol):
 
     def check(self, comparison: Comparison) -> None:
         super().check(comparison)
-        self.template.questions(comparison)
+        self._questions(comparison)
+
+    def _questions(self, comparison: Comparison) -> int:
+        """How many numbers each response is asked for."""
+        return self.template.questions(comparison)
 
     def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
         self.template.questions(comparison)
         return self.template.conversations(comparison, self.scale, profile_posts=posts)
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
-        numbers: list[tuple[float | None, float | None]] = [self._read(reply) for reply in answer.replies]
-        numbers = numbers or list(zip(answer.values, answer.masses, strict=True))
-        questions = self.template.questions(comparison)
+        read: list[tuple[float | None, float | None]] = [self._read(reply) for reply in answer.replies]
+        read = read or list(zip(answer.values, answer.masses, strict=True))
+        questions, votes = self._questions(comparison), self._votes
+        numbers = [_mean_vote(read[start : start + votes]) for start in range(0, len(read), votes)]
         values = [number for number, _ in numbers]
         groups = [values[start : start + questions] for start in range(0, len(values), questions)]
         details: dict[str, Any] = {"ratings": values}
         if questions > 1:
             details["ratings"] = [None if None in group else float(np.mean(group)) for group in groups]  # pyright: ignore[reportArgumentType, reportCallIssue]
             details["numbers"] = groups
+        if votes > 1:
+            details["votes"] = [
+                [number for number, _ in read[start : start + votes]] for start in range(0, len(read), votes)
+            ]
         if self._alternatives is not None or not answer.replies:
             details["number_mass"] = [mass for _, mass in numbers]
         unread = None in details["ratings"]
@@ -294,6 +320,8 @@ class Ratings(JudgeProtocol):
 
     def _read(self, reply: Reply) -> tuple[float | None, float | None]:
         """The number of a reply, and the probability of all numbers where it stands."""
+        if reply.is_cut:
+            return None, None
         if self._alternatives is None:
             return self.scale.read(reply.text), None
         assert reply.alternatives is not None
@@ -329,6 +357,7 @@ class Ratings(JudgeProtocol):
             "ratings": len(ratings),
             "unparsable": sum(None in row["ratings"] for row in rows),
             "unparsable_ratings": ratings.count(None),
+            **cut_replies(rows),
             **({"mean_number_mass": _mean(masses)} if masses else {}),
             **(nothing_read(undefined=True) if all(None in row["ratings"] for row in rows) else {}),
         }
@@ -347,6 +376,13 @@ def load_numbers(
         instead="choose a --scale of numbers that have one (1 9), or --reason, which reads the reply as text",
         max_length=max_length,
     )
+
+
+def _mean_vote(votes: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
+    """The mean number of the votes that can be read; the vote itself where it is the only one."""
+    if len(votes) == 1:
+        return votes[0]
+    return _mean([number for number, _ in votes if number is not None]), None
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

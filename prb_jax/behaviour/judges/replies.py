@@ -7,69 +7,97 @@ from typing import Final
 
 from prb_jax.records.template_marks import without_end_marks
 
+_WORDS: Final = "think|thought|reason|rationale|reflect|scratchpad|analysis|monologue"
+_NAME: Final = rf"(?:[\w:.-]{{0,30}}(?:{_WORDS})[\w:.-]{{0,30}}|cot)"
+"""Names by which models mark thoughts, as `seed:think`, `internal_reasoning` and `chain_of_thought`."""
 _THOUGHTS: Final = (
-    (r"<think>", r"</think>"),
-    (r"<thinking>", r"</thinking>"),
-    (r"<thought>", r"</thought>"),
-    (r"<reasoning>", r"</reasoning>"),
-    (r"<reason>", r"</reason>"),
-    (r"<analysis>", r"</analysis>"),
-    (r"<scratchpad>", r"</scratchpad>"),
-    (r"<reflection>", r"</reflection>"),
-    (r"<seed:think>", r"</seed:think>"),
-    (r"<longcat_think>", r"</longcat_think>"),
-    (r"\[THINK\]", r"\[/THINK\]"),
+    (rf"<{_NAME}\s*>", rf"</{_NAME}\s*>"),
+    (rf"<\|(?!/|end){_NAME}\|>", rf"<\|(?:/|end[_-]?){_NAME}\|>"),  # <|START_THINKING|>, <|end_of_thought|>
+    (r"\[THINK(?:ING)?\]", r"\[/THINK(?:ING)?\]"),
+    (r"\[(?:BEGIN|START)[ _]THOUGHTS?\]", r"\[END[ _]THOUGHTS?\]"),
     (r"◁think▷", r"◁/think▷"),
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),
-    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
     (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
     (r"<\|channel>thought", r"<channel\|>"),
+    (r"<unused94>thought", r"<unused95>"),
     (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),  # harmony: whatever is not final is a thought
-    (r"\Aanalysis(?=[A-Z])", r"assistantfinal"),  # harmony without its special tokens
+    (r"\A(?:assistant)?analysis(?=[A-Z])", r"assistantfinal"),  # harmony without its special tokens
+    (r"\AThinking\.\.\.\s", r"\.\.\.done thinking\."),
 )
 """Marks before and behind the thoughts of models."""
 
+_OPENING_MARKS: Final = "|".join(opened for opened, _ in _THOUGHTS)
 _OPENED, _CLOSED = (re.compile("|".join(marks), re.IGNORECASE) for marks in zip(*_THOUGHTS, strict=True))
 
-_ANSWER: Final = r"(?:answer|response|option|assistant)"
-_EITHER = re.compile(r"\(?\b(?:between a and b|a ?(?:or|/|vs\.?|versus) ?b)\b\)?", re.IGNORECASE)
-_DECIDED = re.compile(
-    rf"\W*(?:(?:is|{_ANSWER})\b\W*)*([ab])(?![\w/'’])[*_`\"'\])}}]*\s*(?P<end>[.!;]|$|[-–—:(])",
+_LETTER: Final = re.compile(r"(?:(?:answer|response|option|assistant)\s+)?([ab])(?![\w/'’])", re.IGNORECASE)
+_SHOWN: Final = re.compile(
+    r"\b(?:answer|response|option|assistant)\s+[abAB]\b|(?<![\w/'’])[AB](?![\w/'’])|"
+    r"(?<![\w/'’])[ab](?=\s*(?:[.,;:!?]|$))"
+)
+"""A letter of an answer, and not an article."""
+_EITHER: Final = re.compile(
+    r"\(?\b(?:between a and b|a ?(?:or|/|vs\.?|versus) ?b)\b\)?\s*[:?]?", re.IGNORECASE
+)
+_ECHO: Final = re.compile(r"\bverdict\W*A\W+or\W+verdict\W*B\b", re.IGNORECASE)  # the instruction, repeated
+_MARKUP: Final = re.compile(r"\\boxed|</?(?:answer|verdict|output|final)>|```|[*_`\"{}$\[\]]", re.IGNORECASE)
+
+_ADJECTIVE: Final = (
+    r"(?:very|rather|slight|small|tiny|narrow|marginal|mild|modest|moderate|clear|strong|big|large|generous|close|"
+    r"final|overall|better|best|preferred|stronger|superior|right)"
+)
+_NOUN: Final = (
+    r"(?:edge|lead|preference|advantage|win|victory|nod|vote|point|plus|call|choice|pick|winner|decision|verdict|"
+    r"one|answer|response|option)"
+)
+_ADVERB: Final = (
+    r"(?:clearly|slightly|narrowly|marginally|easily|definitely|probably|overall|much|far|just|still|simply|a bit|"
+    r"a lot|a little)"
+)
+_BEFORE: Final = re.compile(
+    rf"(?:(?:(?:an?|the|my|our)\s+(?:{_ADJECTIVE}\s+)*{_NOUN}|{_ADVERB}|so|thus|hence|therefore|then|and|but|if forced|"
+    r"is|it is|it['’]s|that|would be|must be|goes|go|going|to|for|with|(?:in )?favou?rs?(?: of)?|in|towards?|"
+    r"i|i['’]d|we|the user|this user|user|would|will|prefers?|chooses?|chose|picks?|selects?)(?!\w)[\s:]*)+",
     re.IGNORECASE,
 )
-_TIE = re.compile(
+"""What may stand before the letter of the better answer: all of it speaks for the letter."""
+_BETTER: Final = re.compile(
+    rf"\s+(?:{_ADVERB}\s+)*(?:wins|won|prevails|is(?:\s+{_ADVERB})*\s+(?:preferred|preferable|superior|stronger|better|best|"
+    rf"(?:the\s+)?(?:{_ADJECTIVE}\s+)*(?:winner|better|best|one|answer|response|option|choice|pick)))"
+    rf"(?:\s+(?:here|overall|{_ADVERB}))*",
+    re.IGNORECASE,
+)
+_OTHER: Final = re.compile(
+    r"\b(?:not|than|over|instead of|rather than)\s+(?:answer\s+|response\s+|option\s+|assistant\s+)?[AB]\b(?:\s+but\b)?"
+)
+_REASON: Final = re.compile(
+    r"(?:[.!;](?=\s|$)|\s[-–—]+\s|\s*[—(]|,?\s(?:because|since|due to|given|though|although)\b)",
+    re.IGNORECASE,
+)
+"""Where a verdict ends and its reason begins."""
+_AGAIN: Final = re.compile(
+    r"\b(?:wait|actually|correction|scratch that|on second thoughts?|hmm|sorry|i mean)\b|\bno\s*[,:;.!–—]",
+    re.IGNORECASE,
+)
+"""Words of a judge that changes its mind."""
+_WORSE: Final = re.compile(
+    r"\W*(?:(?:is|the|clearly|much)\s+)*(?:worse|worst|weaker|inferior|rejected|loser|wrong)\b", re.I
+)
+_UNDECIDED: Final = re.compile(
     r"\b(?:ties?|tied|draws?|drawn|equal(?:ly|s)?|same|neither|none|both|evenly|identical|equivalent|comparable|"
-    r"indistinguishable|undecided|inconclusive|toss-?up|dead heat|(?:can't|can’t|cannot|unable to) (?:decide|say|tell)|"
-    r"no (?:clear |real )?(?:winner|preference|difference|verdict)|"
-    r"(?:worse|weaker|less \w+) than|inferior to|lo(?:st|ses) to)\b",
+    r"indistinguishable|undecided|inconclusive|unsure|unclear|uncertain|toss-?up|dead heat|never|no|cannot)\b|"
+    r"\bnot\b|n['’]t\b",
     re.IGNORECASE,
-)
-"""Words of a tie, and of comparisons that name the worse answer first."""
-_OTHER = re.compile(rf"\b(?:not|than|over|against|beats|instead of)\s+(?:{_ANSWER}\s+)?[AB]\b")
-_AGAINST = re.compile(
-    r"(?<![\w/'’])[AB]\s+(?:(?:is|was|does|did|do|would|could|can|seems|looks)(?:n['’]t|\s+not)\b|cannot\b|can['’]t\b|"
-    r"(?:is|was|seems|looks)\s+(?:[a-z]+\s+)?(?:worse|worst|weaker|inferior|less)\b|"
-    r"gives less\b|(?:fails?|failed|loses|lost|lacks|misses|missed|ignores|ignored)\b)"
-)
-"""What speaks against the answer of the letter before it, and does not say that the other one is better."""
-_ARTICLE = re.compile(
-    r"\W*A\s+(?:(?!the\b|(?:w|c|sh)ould\b|will\b|can\b|did\b|does\b|may\b|might\b)[a-z]+(?:(?<!s)|(?<=ous))\s+){0,3}"
-    r"(?:edge|lead|preference|advantage|win|victory|nod|vote|point|plus|call|choice|margin|majority)\b"
-)
-"""The A of "a slight edge to B", which is no letter of an answer."""
-_AFTER_A = re.compile(
-    r"\W*A\s+(?!(?:is|was|wins|has|and|but|because|since|as|for|by|due|with|though|although|better|fits|gives|does)\b)[a-z]"
-)
-"""An A that may be an article, or the subject of any verb: "A outperforms B" and "A step ahead: B" begin alike."""
-_LETTER = re.compile(
-    rf"\b{_ANSWER}\s+(?P<named>[abAB])\b|(?<![\w/'’])(?P<capital>[AB])(?![\w/'’])|"
-    r"(?<![\w/'’])(?P<small>[ab])(?=[\s*_`\"'\])}]*(?:[.,;:!?]|$))"
 )
 
 
 def has_thoughts(reply: str) -> bool:
     """Return whether a reply holds a mark that begins or ends thoughts."""
     return bool(_OPENED.search(reply) or _CLOSED.search(reply))
+
+
+def opened_thoughts(prompt: str) -> str:
+    """Return the mark that ends a prompt and begins the model's thoughts, as some chat templates have it; else ""."""
+    opened = re.search(rf"(?:{_OPENING_MARKS})\s*\Z", prompt, re.IGNORECASE)
+    return opened[0] if opened else ""
 
 
 def answer_start(reply: str) -> int | None:
@@ -87,36 +115,45 @@ def without_thoughts(reply: str) -> str | None:
 def read_verdict(reply: str) -> str | None:
     """Return A or B: the whole reply, or the letter behind its last "verdict".
 
-    Return None for a tie, for a line that names both letters, and if there is no letter.
-
-    A thought that is not closed has no verdict.
+    A line behind "verdict" must be of a form that can only mean its letter: the letter alone, with words that speak for
+    it before it ("a slight edge to B") or behind it ("B is better than A"), and perhaps a reason. Any other line that
+    names a letter has no verdict, and so have ties, a verdict that is taken back, and a thought that is not closed.
     """
     answer = without_thoughts(reply)
     if answer is None:
         return None
-    letter = answer.strip().strip("*`\"'.()[]: ").upper()
+    answer = _ECHO.sub(" ", _MARKUP.sub(" ", answer))
+    letter = answer.strip(" \n\r\t'.():!").upper()
     if letter in ("A", "B"):
         return letter
-    for told in reversed(list(re.finditer(r"\bverdict\b\W*", answer, re.IGNORECASE))):
-        letters = _letters(answer[told.end() :].partition("\n")[0])
-        if letters:
-            return letters if len(letters) == 1 else None
+    for found in reversed(list(re.finditer(r"\bverdict\b\W*", answer, re.IGNORECASE))):
+        before = found[0].rstrip()
+        line, _, after = answer[found.end() :].partition("\n")
+        if before.endswith("("):  # "verdict (A or B): B"
+            line = "(" + line
+        line = _EITHER.sub(" ", line)
+        decided = _decided_letter(line)
+        if decided is not None:
+            return None if _AGAIN.search(after) else decided or None
     return None
 
 
-def _letters(line: str) -> str:
-    """Return the letters that a line names as the better answer, "AB" for a tie or where it cannot be told."""
-    line = _EITHER.sub(" ", line)
-    decided = _DECIDED.match(line)
-    if decided and decided["end"] in (".", "!", ";", ""):
-        return decided[1].upper()
-    if _TIE.search(line):
-        return "AB"
-    if decided:
-        return decided[1].upper()
-    if _ARTICLE.match(line):
-        line = line.replace("A", "", 1)
-    elif _AFTER_A.match(line) or _AGAINST.search(line):
-        return "AB"
-    named = {found[found.lastgroup or 0].upper() for found in _LETTER.finditer(_OTHER.sub(" ", line))}
-    return "".join(sorted(named))
+def _decided_letter(line: str) -> str | None:
+    """Return the letter of the better answer; "" if the line decides nothing, None if it is no verdict at all."""
+    verdict, *reason = _REASON.split(line.lstrip(" ,:?").rstrip(" ,:"), maxsplit=1)
+    if reason and (_AGAIN.search(reason[0]) or _WORSE.match(reason[0])):
+        return ""
+    letters: set[str] = set()
+    for part in _OTHER.sub(" ", verdict).split(","):
+        rest = part.strip()
+        if before := _BEFORE.match(rest):
+            rest = rest[before.end() :]
+        named = _LETTER.match(rest)
+        behind = rest[named.end() :] if named else ""
+        if named and (not behind.strip(" :'") or _BETTER.fullmatch(behind.rstrip())):
+            letters.add(named[1].upper())
+        elif _UNDECIDED.search(part) or _SHOWN.search(rest):
+            return ""
+    if len(letters) == 1:
+        return letters.pop()
+    return "" if letters or _SHOWN.search(line) else None

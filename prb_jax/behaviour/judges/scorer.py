@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired, TypedDict
+from typing import Any, ClassVar, NamedTuple, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.conversation import transcript
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.runs.rows import Row, RowKind
@@ -37,6 +38,8 @@ class JudgementLine(TypedDict):
     replies: NotRequired[list[str]]
     prompt_tokens: NotRequired[list[int | None]]
     completion_tokens: NotRequired[list[int | None]]
+    finish: NotRequired[list[str | None]]  # of replies in words: why each ends
+    seeds: NotRequired[list[int]]  # of each conversation, where replies are drawn
 
 
 class VerdictLine(TypedDict):
@@ -45,6 +48,8 @@ class VerdictLine(TypedDict):
     first: int
     verdicts: list[str | None]
     letter_mass: NotRequired[list[float]]
+    share: NotRequired[float]  # of the votes that are for response 0: the mean of both orders
+    share_ci95: NotRequired[list[float] | None]
 
 
 class RatingLine(TypedDict):
@@ -71,6 +76,15 @@ class Answer:
     # read-out's tokens together, among all tokens
     values: Sequence[float] = ()
     masses: Sequence[float] = ()
+    seeds: Sequence[int] = ()  # of each conversation, where replies are drawn
+
+    def __add__(self, other: Answer) -> Answer:
+        """Return what a model says to the conversations of both."""
+        joined = {
+            name: (*getattr(self, name), *getattr(other, name))
+            for name in ("replies", "values", "masses", "seeds")
+        }
+        return Answer(self.tokens + other.tokens, max(self.posts_dropped, other.posts_dropped), **joined)
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -81,7 +95,17 @@ class Answer:
             "replies": [reply.text for reply in self.replies],
             "prompt_tokens": [reply.prompt_tokens for reply in self.replies],
             "completion_tokens": [reply.completion_tokens for reply in self.replies],
+            "finish": [reply.finish for reply in self.replies],
+            **({"seeds": list(self.seeds)} if self.seeds else {}),
         }
+
+
+class Judgement(NamedTuple):
+    """What a judge finds of a comparison."""
+
+    scores: Any  # [K], of the responses
+    details: dict[str, Any]  # what else is kept: verdicts or ratings, probabilities
+    answer: Answer
 
 
 class JudgeProtocol:
@@ -90,6 +114,9 @@ class JudgeProtocol:
     model: Any  # that is asked: `prb_jax.behaviour.judges.chat.InWords` or `ByLogits`
     shows_profile: bool = True  # whether it can be shown posts of the user
     line: ClassVar[Any] = RatingLine  # the fields that it adds to a judgement
+    compares: ClassVar[bool] = (
+        False  # whether what a response is worth depends on the others of its comparison
+    )
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
@@ -113,6 +140,23 @@ class JudgeProtocol:
     def ask(self, comparison: Comparison, first: int, posts: int) -> Sequence[Conversation]:
         """Return the conversations about a comparison, with ``posts`` posts of its profile."""
         raise NotImplementedError
+
+    def judge(self, members: Sequence[tuple[Comparison, int]], *, posts: int) -> list[Judgement]:
+        """Return the judgement of each comparison, of which the response with the second number is shown as A first.
+
+        Raises:
+          DataError, RunError: as the model that is asked.
+        """
+        asks = [partial(self.ask, *member) for member in members]
+        answers = self.model.answers([comparison for comparison, _ in members], asks, posts=posts)
+        return [
+            Judgement(*self.read(*member, answer), answer)
+            for member, answer in zip(members, answers, strict=True)
+        ]
+
+    def with_max_length(self, length: int) -> Self:
+        """Return the same protocol, with conversations of at most so many tokens."""
+        return cast(Self, replace(cast(Any, self), model=replace(self.model, max_length=length)))
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
         """Return the scores [K] of the responses, and what else is kept: verdicts or ratings, probabilities."""
@@ -142,6 +186,11 @@ class JudgeScorer(Scorer):
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length")
     judges: ClassVar[bool] = True
     has_prompt: ClassVar[bool] = True
+
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether what a response is worth depends on the others of its comparison."""
+        return self.protocol.compares
 
     @property
     def decided(self) -> str:
@@ -210,9 +259,9 @@ class JudgeScorer(Scorer):
         view = view or self.choose_view(ViewOptions()).view
         posts = view.profile_posts
         if self.folder is None:
-            judge: Any = self.protocol
+            judge = self.protocol
             if view.max_length is not None:
-                judge = replace(judge, model=replace(judge.model, max_length=view.max_length))
+                judge = self.protocol.with_max_length(view.max_length)
             firsts = [0] * len(comparisons)
             kept = contextlib.nullcontext()
         else:
@@ -226,12 +275,11 @@ class JudgeScorer(Scorer):
 
         def judged(indices: Sequence[int]) -> ScoredBatch:
             part = [(comparisons[index], firsts[index]) for index in indices]
-            asks = [partial(judge.ask, *member) for member in part]
-            answers = judge.model.answers([comparison for comparison, _ in part], asks, posts=posts)
+            judgements = judge.judge(part, posts=posts)
+            answers = [judgement.answer for judgement in judgements]
             rows: list[Row] = []
             scores: list[np.ndarray] = []
-            for member, answer in zip(part, answers, strict=True):
-                values, details = judge.read(*member, answer)
+            for member, (values, details, answer) in zip(part, judgements, strict=True):
                 row = {
                     "id": member[0].id,
                     "judge": self._digest,
@@ -287,11 +335,11 @@ class JudgeScorer(Scorer):
             return figures
         totals: dict[str, int | None] = {}
         for key in ("prompt_tokens", "completion_tokens"):
-            counts = [count for row in rows for count in row[key]]
+            counts = [count for row in rows for count in row.get(key, ())]
             totals[key] = None if None in counts else sum(counts)
         return {
             **figures,
-            "requests": sum(len(row["replies"]) for row in rows),
+            "requests": sum(len(row.get("replies", ())) for row in rows),
             **totals,
             "cost_dollars": self.endpoint.cost(totals["prompt_tokens"], totals["completion_tokens"]),
         }
@@ -301,9 +349,15 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
     """Return the user's request, behind the user's posts, as one text; and the responses."""
     shown = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
     turns = shown.prefix_messages
-    if len(turns) == 1:
+    if len(turns) == 1 and not turns[0].context:
         return turns[0].content, shown.responses
-    return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns), shown.responses
+    return transcript(turns), shown.responses
+
+
+def cut_replies(rows: Sequence[Row]) -> dict[str, int]:
+    """Return the figure "cut_replies", how many reached the most tokens and have no verdict, if there are any."""
+    cut = sum(row.get("finish", []).count("length") for row in rows)
+    return {"cut_replies": cut} if cut else {}
 
 
 def nothing_read(why: str = "replies could not be read", *, undefined: bool) -> dict[str, Any]:

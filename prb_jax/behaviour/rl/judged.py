@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import RUBRIC, JudgeOptions, parse_judge
+from prb_jax.behaviour.judges.options import SCORE, JudgeOptions, options_of_judge, parse_judge
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -16,21 +15,30 @@ from prb_jax.scoring.remote.endpoint import REPLIES
 def kinds_of(judge: JudgeScorer) -> set[str]:
     """Return the kinds of a judge, by the names of `Reward.kinds`."""
     kinds = {"judge", "judge elsewhere" if judge.endpoint else "judge here"}
-    kinds |= set() if judge.identity()["judge"] == RUBRIC else {"judge with a scale"}
+    kinds |= {SCORE: {"judge with a scale"}, "pairs": {"judge of pairs"}}.get(
+        judge.identity()["judge"], set()
+    )
     return kinds | ({"cut judge"} if judge.endpoint is None and judge.has_max_length else set())
 
 
 def open_judged(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
     """Open the judge of a name as `judge:MODEL`; a run that was killed asks an endpoint nothing twice."""
     scoring, asked, named = settings.scoring, settings.scoring.judge, parse_judge(name)
-    given: dict[str, Any] = {"reason": asked.reason}
-    if named.protocol != RUBRIC:
-        given |= {"template": asked.template, "system": asked.system, "scale": asked.scale}
-    if named.url is not None:
-        given["top_logprobs"] = asked.top_logprobs
+    names = [
+        "reason",
+        "reason_tokens",
+        "temperature",
+        "votes",
+        "chat_template_kwargs",
+        "template",
+        "system",
+        "scale",
+    ]
+    names += ["pairing", "ties", *(["top_logprobs"] if named.url is not None else [])]
+    options = JudgeOptions(**{option: getattr(asked, option) for option in names})
     return open_named_judge(
         name,
-        JudgeOptions(**given),
+        options_of_judge(options, name),
         loading=LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype),
         cache=(out or Path()) / REPLIES,
         concurrency=asked.concurrency,

@@ -37,6 +37,8 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "reference": ("implicit",), "beta": ("implicit",), "reference_free": ("implicit",), "logprobs": ("implicit",),
     "judge.template": ("judge with a scale",), "judge.system": ("judge with a scale",),
     "judge.lowest": ("judge with a scale",), "judge.highest": ("judge with a scale",), "judge.reason": ("judge",),
+    "judge.pairing": ("judge of pairs",), "judge.ties": ("judge of pairs",), "judge.reason_tokens": ("judge",),
+    "judge.temperature": ("judge",), "judge.votes": ("judge",), "judge.chat_template_kwargs": ("judge",),
     "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
 }  # fmt: skip
 """The kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; every reward uses the others."""
@@ -123,8 +125,8 @@ class Reward:
     ) -> Scores:
         """Return the scores of the texts [n] of each comparison's prompt.
 
-        Equal texts are scored once. Texts that differ in outer blanks alone are never in one tree, for a template that
-        strips them would make them equal.
+        Equal texts are scored once; a judge of pairs is given all rollouts of a prompt, as they are. Texts that differ
+        in outer blanks alone are never in one tree, for a template that strips them would make them equal.
 
         Raises:
           RunError: a reward that fails, is missing or not finite, or a text without a letter, where no setting says
@@ -142,7 +144,7 @@ class Reward:
                 )
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
-            asks += _asks(prompt, comparison, rollouts)
+            asks += _asks(prompt, comparison, rollouts, whole=self.scorer.compares)
 
         def fill() -> tuple[list[list[float]], int]:
             failed = self._fill(values, asks, step=step)
@@ -181,7 +183,7 @@ class Reward:
                 problem = error
             for index, row in scored:
                 if not np.isfinite(row).all():
-                    unread = " (nan: no number in the reply)" if self.scorer.judges else ""
+                    unread = " (nan: no number in the reply, or no verdict)" if self.scorer.judges else ""
                     failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")
                     continue
                 ask = waiting.pop(order[index])
@@ -197,7 +199,13 @@ class Reward:
         return failed
 
 
-def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_Ask]:
+def _asks(prompt: int, comparison: Comparison, texts: Sequence[str], *, whole: bool = False) -> list[_Ask]:
+    if whole:
+        places = [place for place, text in enumerate(texts) if text.strip()]
+        asked = (
+            replace(comparison, responses=[texts[place] for place in places], labels=None) if places else None
+        )
+        return [] if asked is None else [_Ask(prompt, asked, [[place] for place in places])]
     groups: list[dict[str, list[int]]] = []  # texts that differ by more than outer blanks, and their places
     for place, text in enumerate(texts):
         if not text.strip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from prb_jax.behaviour.judges.options import HALF, PAIRINGS, TIES
 from prb_jax.behaviour.rl.numbers import Aggregation, EndRule, Estimator, Ratio
 from prb_jax.models import Dtype, Together
 from prb_jax.records.options import Options, option, same_option, section
@@ -47,7 +48,7 @@ class RolloutSettings(Options, prefix="rollout."):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringJudgeSettings(Options, prefix="scoring.judge."):
-    """How a reward is asked that is a judge (`judge:MODEL` or `rubric:MODEL`)."""
+    """How a reward is asked that is a judge (`judge:MODEL`, `rubric:MODEL` or `pairs:MODEL`)."""
 
     template: str | None = option(
         None,
@@ -65,7 +66,26 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
         "number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.",
     )
     highest: int | None = option(None, "number of that scale; None for 9.")
-    reason: bool = option(False, "whether the judge thinks in words before it names its number.")
+    pairing: str | None = option(
+        None,
+        "which rollouts of a prompt `pairs:` compares: all pairs (None), each with the next one, or winners only.",
+        choices=PAIRINGS,
+    )
+    ties: str = option(
+        HALF,
+        "what a tie of `pairs:` is worth: half a win for both, a loss for both, or missing.",
+        choices=TIES,
+    )
+    reason: bool = option(False, "whether the judge thinks in words before it names its number or verdict.")
+    reason_tokens: int | None = option(
+        None, "most tokens of a reply in words; None for 1,024 with reason, and else 16.", least=1
+    )
+    temperature: float = option(0.0, "of replies in words; above 0 they are drawn.", least=0)
+    votes: int = option(1, "replies in words to every question, at a temperature above 0.", least=1)
+    chat_template_kwargs: str | None = option(
+        None,
+        'JSON of values that the judge\'s chat template reads, as {"enable_thinking": true}; None for none.',
+    )
     top_logprobs: int | None = option(
         None,
         "most probable tokens that an endpoint is asked for, of which the expected number is taken; None "

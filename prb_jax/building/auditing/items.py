@@ -144,7 +144,10 @@ def _shown(comparison: Comparison) -> dict[str, Any]:
     return {
         "user_id": comparison.user_id,
         "subset": comparison.subset,
-        "prompt": [{"role": turn.role, "content": turn.content} for turn in comparison.prompt],
+        "prompt": [
+            *([{"role": "tools", "content": comparison.context}] if comparison.context else []),
+            *({"role": turn.role, "content": turn.content} for turn in comparison.prompt),
+        ],
         "responses": [comparison.responses[better], comparison.responses[1 - better]],
         "profile": [{"category": post.category, "text": post.text} for post in comparison.profile],
         "aspects": [asdict(aspect) for aspect in comparison.rubric_aspects],

@@ -17,7 +17,6 @@ import numpy as np
 
 from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
-from prb_jax.metrics.clusters import variance_of_sums
 from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_features
 from prb_jax.scoring.comparison_table import clusters_of
 
@@ -133,8 +132,11 @@ class _Classifier:
     def __init__(self, columns: np.ndarray, of_user: np.ndarray) -> None:
         """Take columns [n, P] and users [n], sorted and numbered so that those of one fold follow each other."""
         self.of_user, self.rows = of_user, np.bincount(of_user)
-        no_sums = variance_of_sums(np.zeros(len(self.rows)), self.rows, mean=0.0)
-        self.effective, self._factor = no_sums.effective, no_sums.factor
+        shares = self.rows / self.rows.sum()
+        squares = float((shares**2).sum())
+        self.effective = 1 / squares  # users (Kish 1965)
+        # makes the squared sums of residuals by user unbiased; G / (G - 1) for users with as many pairs each
+        self._factor = 1 / max(1 - 2 * float((shares**3).sum()) / squares + squares, 1e-12)
         self._starts = np.concatenate([[0], np.cumsum(self.rows)])
         ends = self._starts[np.round(np.linspace(0, len(self.rows), _FOLDS + 1)).astype(int)]
         self._folds = [slice(start, end) for start, end in itertools.pairwise(ends) if start < end]

@@ -79,7 +79,8 @@ class BenchOptions:
     )
 
     clients: int = option(500, "at a time", least=1)
-    seconds: int = option(30, "that they ask", "S", least=1)
+    seconds: int = option(30, "that they ask, at most", "S", least=1)
+    order: str = option("random", "of the comparisons that they ask for", choices=("random", "user"))
 
     data: str | Path = option("", "comparisons with profiles", "FILE")
     users: int | None = option(None, "the first N users with a profile (default: all)", least=1)

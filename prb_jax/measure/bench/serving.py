@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -19,26 +22,36 @@ from prb_jax.errors import RunError
 from prb_jax.measure.bench.figures import Figures
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.scoring import score_pass
-from prb_jax.measure.bench.workload import workload_for
+from prb_jax.measure.bench.workload import count_pairs, workload_for
 from prb_jax.scoring.load import load
 
 _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 
 
 def bench_serving(options: BenchOptions) -> Figures:
-    """Serve a model in a process of its own, and ask it from many clients for a while: each asks again when answered.
+    """Serve a model in a process of its own, and ask it from many clients until every comparison is scored once.
+
+    Scores a CPU second are compared with those of the scorer of `prb evaluate`, in the same run and on the same
+    comparisons. The server is a fresh one, so that its caches hold nothing.
 
     Raises:
-      RunError: the server did not start.
+      RunError: the server did not start, or fewer pairs are asked for than one user has questions.
     """
     model, batch_tokens, clients = options.model, options.batch_tokens, options.clients
+    (questions,) = options.questions_per_user
     loaded = load(model, dtype=options.dtype, mesh=options.mesh)
-    workload = workload_for(loaded.decoder, options, clients)
+    count = count_pairs(options.pairs, usual=clients, questions_per_user=questions)
+    workload = workload_for(loaded.decoder, options, count, questions_per_user=questions)
     score_pass(loaded, workload, batch_tokens=batch_tokens)
+    begun = time.process_time()
     offline = score_pass(loaded, workload, batch_tokens=batch_tokens)
+    offline_cpu = time.process_time() - begun
     del loaded
     pairs = ([tree.sequence(k).tolist() for k in range(2)] for tree in workload.trees)
     bodies = [json.dumps({"input": pair}).encode() for pair in pairs]
+    order = np.arange(count)
+    if options.order == "random":
+        np.random.default_rng(0).shuffle(order)
     command = [sys.executable, "-m", "prb_jax", "serve", model, "--port", "0"]
     given = {"--batch-tokens": batch_tokens, "--dtype": options.dtype, "--mesh": options.mesh}
     command += [str(word) for pair in given.items() if pair[1] is not None for word in pair]
@@ -51,45 +64,77 @@ def bench_serving(options: BenchOptions) -> Figures:
             started = _STARTED.match(process.stdout.readline())
             if started is None:
                 raise RunError(f"the server did not start: try `prb serve {model}`")
-            traffic = _Traffic(int(started[1]), bodies, offline.scores)
-            begun = time.perf_counter()
+            traffic = _Traffic(int(started[1]), bodies, offline.scores, order.tolist())
+            before, begun = _cpu_seconds(process.pid), time.perf_counter()
             asyncio.run(traffic.run(clients, until=begun + options.seconds))
-            took = time.perf_counter() - begun
+            took, after = time.perf_counter() - begun, _cpu_seconds(process.pid)
+            computed = _counted(int(started[1]), "prb_tokens_total")
         finally:
             process.send_signal(signal.SIGTERM)
     delays = np.asarray(traffic.delays or [np.nan])
-    rate, alone = 2 * len(traffic.delays) / took, workload.responses / offline.seconds
+    scores = 2 * len(traffic.delays)
+    rate, alone = scores / took, workload.responses / offline.seconds
+    a_cpu_second = None if before is None or after is None else scores / (after - before)
+    share = None if a_cpu_second is None else a_cpu_second / (workload.responses / offline_cpu)
     figures = Figures()
     add = figures.add
+    add("order", options.order, "order")
     add("clients", clients, "clients", "{:,}")
     add("requests", len(traffic.delays), "requests (a pair each)", "{:,}")
     add("lost", traffic.lost, "lost")  # requests without an answer of status 200
     add("seconds", took)
     add("scores_per_second", rate, "scores/s", "{:,.1f}")
-    share = f"{{:,.1f}} ({rate / alone:.2f})"  # of prb evaluate, and the server's share of it
-    add("offline_per_second", alone, "offline scores/s", share)
+    ratio = f"{{:,.1f}} ({rate / alone:.2f})"  # of prb evaluate, and the server's share of it
+    add("offline_per_second", alone, "offline scores/s", ratio)
+    add("scores_per_cpu_second", a_cpu_second, "scores a CPU second", "{:,.1f}")
+    add("cpu_share", share, "of the offline ones", "{:.2f}x")
+    add("tokens_computed", computed, "tokens computed", "{:,.0f}")
+    add("tokens_needed", offline.needed_tokens, "by the offline scorer", "{:,}")
     add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from a request to its answer
     add("p99_seconds", float(np.quantile(delays, 0.99)), "p99", "{:.3f} s")
     add("max_difference", traffic.max_difference, "largest difference", "{:.1e}")  # of a score, to offline
     return figures
 
 
+def _cpu_seconds(process: int) -> float | None:
+    """CPU seconds of a process and of its children so far; None where the system does not tell."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        spent = [
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (process, *children)
+        ]
+    except OSError:
+        return None
+    return sum(int(fields[11]) + int(fields[12]) for fields in spent) / os.sysconf("SC_CLK_TCK")
+
+
+def _counted(port: int, name: str) -> float:
+    """The value of one of the server's counters."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    if found is None:
+        raise RunError(f"the server's metrics: expected {name}, found none")
+    return float(found[1])
+
+
 class _Traffic:
     """Many clients of one server, and what became of their requests."""
 
-    def __init__(self, port: int, bodies: Sequence[bytes], expected: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, port: int, bodies: Sequence[bytes], expected: Sequence[np.ndarray], order: Sequence[int]
+    ) -> None:
         self.port, self.bodies, self.expected = port, bodies, expected
-        self.next, self.lost, self.max_difference = 0, 0, 0.0
+        self.left, self.lost, self.max_difference = deque(order), 0, 0.0
         self.delays: list[float] = []
 
     async def run(self, clients: int, *, until: float) -> None:
-        """Ask until the time is over; every request is waited for."""
+        """Ask everything once, or until the time is over; every request is waited for."""
         await asyncio.gather(*(self._client(until) for _ in range(clients)))
 
     async def _client(self, until: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        while time.perf_counter() < until:
-            number, self.next = self.next % len(self.bodies), self.next + 1
+        while self.left and time.perf_counter() < until:
+            number = self.left.popleft()
             begun = time.perf_counter()
             try:
                 scores = await _ask(reader, writer, self.bodies[number])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,9 @@ class LoadOptions:
         "with --reference-free: the log-probabilities of a response's tokens as their sum, average, or negative "
         "Euclidean norm, as in RewardBench",
     )
+
+    template_variables: Mapping[str, Any] | None = None
+    """Values of variables that the chat template reads, as ``{"enable_thinking": False}``."""
 
     @property
     def is_implicit(self) -> bool:

@@ -109,8 +109,13 @@ class OpenedModel:
         Tokens added to it may lie beyond the embeddings (a padding token often does): a conversation that holds one is
         refused where it occurs.
         """
-        decoder, template = self.decoder, self.options.chat_template
-        chat = load_tokenizer(self.tokenizer_folder.path, chat_template=template, rules=decoder.text)
+        decoder, options = self.decoder, self.options
+        chat = load_tokenizer(
+            self.tokenizer_folder.path,
+            chat_template=options.chat_template,
+            template_variables=options.template_variables,
+            rules=decoder.text,
+        )
         rows, top = decoder.config.vocab_size, chat.largest_plain_id
         if top >= rows:
             raise CheckpointError(

@@ -17,7 +17,8 @@ The posts of a profile are choices too: a vote on a text is a choice of it over 
 person's own words are preferred to typical ones, each times a gain g of its kind, in the place of i - j above. Under
 r I, own words x_m make a candidate preferred by r g sum_m a_m <e, x_m>, its similarity to them. Adaptation is the
 Laplace posterior of choices and posts (one Newton solve in their dual), and a margin is shrunk by the posterior's
-variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that its sigmoid is a probability. Of the part r I the mean is that
+variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that its sigmoid is a probability; one slope, fitted on the
+validation part, makes up for what shrunk estimates leave out. Of the part r I the mean is that
 of the posterior, and the variance that of the prior: k choices hardly change it, and a state stays small.
 """
 
@@ -51,7 +52,7 @@ from prb_jax.records.options import option
 
 NUMBERS = (
     "item_precision", "counted", "typical", "rank", "scale", "rest", "basis_l2", "text_rank", "text_scale", "spread",
-    "isotropic", "profile_l2", "word_gain", "vote_gain",
+    "isotropic", "profile_l2", "word_gain", "vote_gain", "slope",
 )  # fmt: skip
 GAINS = ("word_gain", "vote_gain")
 MEANS = ("word_mean", "vote_mean")
@@ -124,7 +125,7 @@ def fit(data: FitData) -> Fitted:
     if seen.posts is not None:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
         arrays |= _post_means(seen)
-    plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2})
+    plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2, "slope": 1.0})
     nobody = data.best([plain, *_with_items(seen, judged, plain)])
     tastes = data.best([nobody, *_with_tastes(seen, judged, nobody)])
     if tastes.numbers["scale"]:
@@ -144,7 +145,18 @@ def fit(data: FitData) -> Fitted:
             if there.any():
                 best = data.best([best, *(_with(base, {gain: size}) for base in bases for size in tried)])
                 bases = [best]
-    return data.best([best, *_with_text_tastes(seen, judged, best)])
+    best = data.best([best, *_with_text_tastes(seen, judged, best)])
+    return data.best([best, _with(best, {"slope": _best_slope(data.margins(best)[0])})])
+
+
+def _best_slope(margins: np.ndarray) -> float:
+    """The factor of margins, from 0.5 to 2, with the lowest loss on the validation part."""
+    from scipy.optimize import minimize_scalar  # scipy takes long to import
+
+    def loss(slope: float) -> float:
+        return float(np.mean(np.logaddexp(0.0, -slope * margins.astype(np.float64))))
+
+    return float(minimize_scalar(loss, bounds=(0.5, 2.0), method="bounded").x)  # pyright: ignore[reportAttributeAccessIssue] - the stubs say float
 
 
 def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:
@@ -241,13 +253,11 @@ def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
     numbers = fitted.numbers
     rows = judged(bool(numbers["counted"]))
-    variance = np.sum((rows.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
-    variance += numbers["isotropic"] * np.sum(rows.deltas**2, axis=1)
     pairs = ChoicePairs(rows.deltas, rows.person, np.ones(len(rows.deltas), np.float32))
     direction, effects = _fit_mean(
         pairs,
         rows.texts if numbers["item_precision"] else None,
-        1 / np.sqrt(1 + np.pi / 8 * variance),
+        _shrinkage(fitted, rows),
         numbers["l2"],
         numbers["item_precision"],
         (fitted.arrays["direction"], np.append(fitted.arrays["items"], numbers["typical"])),
@@ -255,6 +265,13 @@ def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     )
     *items, typical = np.asarray(effects)
     return _with(fitted, {"typical": typical}, direction=np.asarray(direction), items=np.asarray(items))
+
+
+def _shrinkage(fitted: Fitted, rows: Judgements) -> np.ndarray:
+    """By how much the spread of tastes makes the margins of the mean taste smaller, float32 [n]."""
+    variance = np.sum((rows.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
+    variance += fitted.numbers["isotropic"] * np.sum(rows.deltas**2, axis=1)
+    return 1 / np.sqrt(1 + np.pi / 8 * variance)
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -287,6 +304,58 @@ def pooled_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
     effects[: len(known)], effects[-1] = known, fitted.numbers["typical"]
     chosen, rejected = judged.texts.T
     return judged.deltas @ fitted.arrays["direction"] + effects[chosen] - effects[rejected]
+
+
+def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
+    """Return the prior with the mean taste and the effects of texts drawn from their posterior, and a slope of 1.
+
+    Estimates are shrunk: a prior with the mean taste and the effects as they are would have choices that are less sure
+    than those of people. The posterior is normal (Laplace), given the choices of the seen people; a draw solves its
+    linear equations with noise on the right (Papandreou and Yuille 2010). A prior without a penalty is returned as it
+    is.
+    """
+    from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
+
+    numbers, arrays = fitted.numbers, fitted.arrays
+    if not numbers.get("l2", 0.0) > 0:
+        return _with(fitted, {"slope": 1.0})
+    rows = judgements_of(seen, votes=bool(numbers["counted"]))
+    shrink = _shrinkage(fitted, rows).astype(np.float64)
+    sure = 1 / (1 + np.exp(-shrink * pooled_margins(fitted, rows)))
+    weights = shrink**2 * sure * (1 - sure)
+    deltas, width = rows.deltas.astype(np.float64), rows.deltas.shape[1]
+    texts = rows.typical + 1 if numbers["item_precision"] else 0
+    precision = np.full(width + texts, float(numbers["item_precision"]))
+    precision[:width] = float(numbers["l2"]) * len(deltas)
+
+    def margins(values: np.ndarray) -> np.ndarray:
+        values = values.reshape(-1)
+        effects = values[width:]
+        apart = effects[rows.texts[:, 0]] - effects[rows.texts[:, 1]] if texts else 0.0
+        return deltas @ values[:width] + apart
+
+    def transposed(values: np.ndarray) -> np.ndarray:
+        told = [np.bincount(rows.texts[:, side], values, texts) for side in (0, 1)] if texts else [0.0, 0.0]
+        effects = np.subtract(*told) if texts else np.zeros(0)
+        return np.concatenate([deltas.T @ values, effects])
+
+    size = (width + texts, width + texts)
+    hessian = LinearOperator(
+        size, matvec=lambda values: transposed(weights * margins(values)) + precision * values.reshape(-1)
+    )
+    diagonal = np.concatenate([np.sum(weights[:, None] * deltas**2, axis=0), np.zeros(texts)]) + precision
+    if texts:
+        diagonal[width:] += sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
+    noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
+    noise += np.sqrt(precision) * rng.standard_normal(len(precision))
+    scale = LinearOperator(size, matvec=lambda values: values.reshape(-1) / diagonal)
+    drawn, _ = cg(hessian, noise, rtol=1e-6, maxiter=1000, M=scale)
+    changed = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}
+    moved = {"slope": 1.0}
+    if texts:
+        effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
+        changed["items"], moved["typical"] = effects[:-1].astype(np.float32), float(effects[-1])
+    return _with(fitted, moved, **changed)
 
 
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
@@ -400,7 +469,12 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     # The mean over all pairs of responses of the variance of their difference.
     spread = jnp.einsum("kj,jl,kl->", apart, state["covariance"], apart)
     spread = (spread + fitted.numbers["isotropic"] * jnp.sum(others * others)) * 2 / max(count - 1, 1)
-    return means / jnp.sqrt(1 + jnp.pi / 8 * spread)
+    return slope_of(fitted) * means / jnp.sqrt(1 + jnp.pi / 8 * spread)
+
+
+def slope_of(fitted: Fitted) -> Array:
+    """Return the factor of margins that was chosen on the validation part; 1 for a prior of an earlier version."""
+    return fitted.numbers.get("slope", jnp.float32(1.0))
 
 
 METHOD = define("bayes", BayesSettings, fit, adapt, score, empty_state, pointwise=False)

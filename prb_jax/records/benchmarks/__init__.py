@@ -7,13 +7,14 @@ and name it in ``prb_jax.seams.BUILTIN``; a package of your own offers one by an
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.seams import BUILTIN, Plugin, get, guarded, names, usable_plugins
+from prb_jax.seams import BUILTIN, Plugin, errors_of, get, guarded, names, usable_plugins
 
 if TYPE_CHECKING:
-    from prb_jax.records.benchmarks.benchmark import Benchmark
+    from prb_jax.records.benchmarks.benchmark import Benchmark, Published
 
 NAMES: Final = tuple(BUILTIN["benchmarks"])
 """Of this package, in the order in which they are listed."""
@@ -41,6 +42,15 @@ def _guarded(plugin: Plugin) -> Benchmark:
     value = plugin.value
     if not plugin.origin:
         return value
+    records = value.records
+
+    def guarded_records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        with errors_of(plugin.origin):
+            yield from records(published)
+
     return replace(
-        value, score=guarded(value.score, plugin.origin), record=guarded(value.record, plugin.origin)
+        value,
+        score=guarded(value.score, plugin.origin),
+        record=guarded(value.record, plugin.origin),
+        records=None if records is None else guarded_records,
     )

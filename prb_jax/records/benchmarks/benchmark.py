@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -48,7 +49,33 @@ def numbered(row: ScoredRow, number: int) -> ScoredRow:
     return replace(row, id=f"{row.id}#{number}", user_id=user)
 
 
+Rows = Iterator[tuple[Place, Mapping[str, Any]]]
+"""Published rows with their places, each an object."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The data of a benchmark as they are published, for a `Records` function.
+
+    Attributes:
+      rows: Rows of the main table, read forward once.
+      split: Split that was asked for.
+      table: Opens another table by its name in `Benchmark.tables`.
+      left_out: Counts rows and choices that give no comparison, by reason; the reader is warned of them.
+    """
+
+    rows: Rows
+    split: str
+    table: Callable[[str], Rows]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
 Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
+Records = Callable[[Published], Iterator[tuple[str, Mapping[str, Any]]]]
+"""Yields "FILE:LINE" and a record of ours, whose id is unique."""
+
+EVERY: Final = ("*",)  # in `Benchmark.splits`: all splits of the data set are read
+
 Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
 Tables = tuple[dict[str, Any], dict[str, list[Any]]]
 """Of the subsets, and of the items by column, as RewardBench's result files hold them."""
@@ -63,13 +90,21 @@ class Benchmark:
     score: Rule  # the rule. Its rows are those of this benchmark alone, each once, in any order.
     # its data set on the hub; None if it has none that can be read without running code
     repository: str | None = None
-    # which splits of the data set are read, in this order; empty for the one that is asked for
+    # which splits of the data set are read, in this order; empty for the one that is asked for, or `EVERY`
     splits: tuple[str, ...] = ()
     # where a folder holds files of another layout than the hub's, the pattern of their paths
     files: str | None = None
     home: str = ""  # where to get the data, for a benchmark without a repository
+    licence: str = ""  # of the data, as far as it is known
     # turns a published record into one of ours (see ``prb_jax.records.comparison``), if it is not one already
     record: Record = lambda row, place: row
+    # in its place, for data in which a row gives no record or several, or needs other rows
+    records: Records | None = None
+    # columns that every published row of `records` has, and records of ours lack
+    columns: tuple[str, ...] = ()
+    # other tables that `records` reads: the pattern of their paths by the name of their config on the hub
+    tables: Mapping[str, str] = field(default_factory=dict)
+    config: str | None = None  # config of the main table, for a data set of the hub with several tables
     # makes of the rows and their K conversations as text what runs write as RewardBench's result files
     results: Callable[[Sequence[ScoredRow], Sequence[Sequence[str]]], Tables] | None = None
     # names, without their suffix, of the files that are read; empty for all of ``files``
@@ -165,7 +200,8 @@ def score_intervals(
     """Return "score_ci95", "score_ci95_reason" and "figures_ci95" of one benchmark.
 
     Within each subset as many units are drawn with replacement as it has. A unit is a user where there are users, else
-    what the benchmark says, usually a comparison. The ends are the 2.5th and the 97.5th percentile.
+    what the benchmark says, usually a comparison. If a user has rows in several subsets, users are drawn from all of
+    them together. The ends are the 2.5th and the 97.5th percentile.
 
     Args:
       users: of each row in turn; None for a row without a user.
@@ -204,10 +240,15 @@ def _strata(
     benchmark: Benchmark, rows: Sequence[ScoredRow], users: Sequence[str | None]
 ) -> list[list[list[ScoredRow]]]:
     """The rows by subset and unit, in an order that does not depend on theirs."""
+    subset_of: dict[str, str | None] = {}
+    nested = all(
+        user is None or subset_of.setdefault(user, row.subset) == row.subset
+        for row, user in zip(rows, users, strict=True)
+    )
     strata: dict[str, dict[str, list[ScoredRow]]] = {}
     for row, user in sorted(zip(rows, users, strict=True), key=lambda pair: pair[0].id):
         unit = benchmark.unit(row) if user is None else user
-        strata.setdefault(row.subset or "", {}).setdefault(unit, []).append(row)
+        strata.setdefault((row.subset or "") if nested else "", {}).setdefault(unit, []).append(row)
     return [list(strata[name].values()) for name in sorted(strata)]
 
 

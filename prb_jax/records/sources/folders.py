@@ -18,6 +18,7 @@ from typing import Any, Final
 from prb_jax.errors import DataError, counted, first_line, listed, quote
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
+from prb_jax.records.conversation import without_padding
 from prb_jax.records.field_names import FieldNames
 from prb_jax.records.files import has_known_suffix, read_rows
 from prb_jax.records.lines import WINDOWED, Row, is_large
@@ -26,6 +27,8 @@ from prb_jax.records.sources.source import PRB_SUBSETS, Digest, Source, same_sub
 from prb_jax.seams import names
 
 README: Final = "README.md"
+
+_SAVED: Final = ("dataset_dict.json", "state.json")  # of `save_to_disk`
 
 FolderLayout = Mapping[str | None, Mapping[str, list[Path]]]
 """Config (None: the data set has none) -> split -> files."""
@@ -42,6 +45,7 @@ _TABLES: Final = frozenset(
         ".tsv", ".xls", ".xlsx", ".zip",
     )
 )  # fmt: skip
+_AT_A_TIME: Final = 1024  # rows of a hub data set that are decoded at once
 _NO_DATA: Final = (
     "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
 )  # fmt: skip
@@ -50,7 +54,8 @@ _NO_DATA: Final = (
 def open_folder(path: str) -> Source:
     """Return the source of a folder: one that `prb prepare` wrote, or a data set in the layout of the hub."""
     if not is_prepared(Path(path)):
-        return FolderSource(path)
+        saved = any((Path(path) / name).is_file() for name in _SAVED)
+        return SavedSource(path) if saved else FolderSource(path)
     benchmark = metadata(Path(path)).get("benchmark")
     return PreparedSource(path, benchmark=benchmark if benchmark in names("benchmarks") else None)
 
@@ -72,9 +77,15 @@ class FolderSource(Source):
             if not splits.get(split):
                 place = f"{self.name} ({name})" if several else self.name
                 raise DataError(f"{place}: no split {quote(split)}; it has {', '.join(splits)}")
-            rows = [row for file in splits[split] for row in read_rows(file, columns=self.columns)]
-            tables.append((name, rows))
+            tables.append((name, self._rows_of(splits[split])))
         yield from join_configs(tables, several=several)
+
+    def splits(self, config: str | None) -> list[str]:
+        layout = folder_layout(Path(self.name))
+        return list(dict.fromkeys(split for splits in layout.values() for split in splits))
+
+    def _rows_of(self, files: Sequence[Path]) -> Iterator[Row]:
+        return (row for file in files for row in read_rows(file, columns=self.columns))
 
     def files(self, *, split: str) -> Sequence[Path]:
         folder = Path(self.name)
@@ -86,6 +97,30 @@ class FolderSource(Source):
         files = configs[0].get(split, ()) if len(configs) == 1 else ()
         windowed = all(file.name.endswith(WINDOWED) for file in files)
         return files if windowed and any(map(is_large, files)) else []
+
+
+class SavedSource(Source):
+    """A folder that ``save_to_disk`` of ``datasets`` wrote; if it has only one split, that is read for any name."""
+
+    kind = "saved"
+    has_columns = True
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        import datasets  # slow to import
+
+        with _loading(self.name):
+            saved: Any = datasets.load_from_disk(self.name)
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise DataError(f"{self.name}: no split {quote(split)}; it has {', '.join(map(str, saved))}")
+            saved = saved[split]
+        if self.columns is not None:
+            saved = saved.select_columns([column for column in saved.column_names if column in self.columns])
+        for number, value in enumerate(saved, start=1):
+            yield Row(f"{self.name} ({split}): row {number}", without_padding(value))
+
+    def files(self, *, split: str) -> Sequence[Path]:
+        return [file for file in Path(self.name).rglob("*") if file.is_file()]
 
 
 def folder_layout(folder: Path) -> FolderLayout:
@@ -230,10 +265,14 @@ class HubSource(Source):
         tables = []
         for config in configs:
             place = f"{self.name} ({short_name(config)}, {split})" if several else f"{self.name} ({split})"
-            values = _load(self.name, config, split=split, columns=self.columns)
-            rows = [Row(f"{place}: row {number}", value) for number, value in enumerate(values, start=1)]
-            tables.append((config, rows))
+            tables.append((config, _load(self.name, config, split=split, columns=self.columns, place=place)))
         yield from join_configs(tables, several=several)
+
+    def splits(self, config: str | None) -> list[str]:
+        import datasets  # slow to import
+
+        with _loading(self.name):
+            return datasets.get_dataset_split_names(self.name, config)
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         return {"kind": self.kind, **self.marks(), "repository": self.name, "split": split}
@@ -256,14 +295,17 @@ def choose_configs(names: Sequence[str], subset: str | None, *, source: object) 
     return wanted, True
 
 
-def join_configs(tables: Sequence[tuple[str, Sequence[Row]]], *, several: bool) -> Iterator[Row]:
+def join_configs(tables: Sequence[tuple[str, Iterable[Row]]], *, several: bool) -> Iterator[Row]:
     """Yield the rows of (config, rows) one after the other.
 
     If there are several configs, the subset of a record is the (short) name of its config. Configs
     number their records on their own: if two of those read share an id, every id is written as
-    "SUBSET/ID".
+    "SUBSET/ID". The rows of one config alone are read while they are asked for.
     """
-    ids = Counter(value for _, rows in tables for value in {_id(row) for row in rows} - {None})
+    if len(tables) > 1:
+        tables = [(config, list(rows)) for config, rows in tables]
+    read = tables if len(tables) > 1 else ()
+    ids = Counter(value for _, rows in read for value in {_id(row) for row in rows} - {None})
     clash = any(count > 1 for count in ids.values())
     for config, rows in tables:
         for row in rows:
@@ -294,7 +336,7 @@ def _configs(name: str) -> list[str]:
         return paper_order(datasets.get_dataset_config_names(name))
 
 
-def _load(name: str, config: str, *, split: str, columns: FieldNames | None) -> list[dict[str, Any]]:
+def _load(name: str, config: str, *, split: str, columns: FieldNames | None, place: str) -> Iterator[Row]:
     import datasets  # slow to import
 
     with _loading(name):
@@ -303,7 +345,13 @@ def _load(name: str, config: str, *, split: str, columns: FieldNames | None) -> 
             raise DataError(f"{name}: split {quote(split)} is not one table of records")
         if columns is not None:
             table = table.select_columns([column for column in table.column_names if column in columns])
-        return table.to_list()
+    for start in range(0, len(table), _AT_A_TIME):
+        with _loading(name):
+            values = table.select(range(start, min(start + _AT_A_TIME, len(table)))).to_list()
+        yield from (
+            Row(f"{place}: row {number}", value)
+            for number, value in enumerate(map(without_padding, values), start + 1)
+        )
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from prb_jax.seams import get, is_imported, is_python_value, names
 PERSONAS: Final = "personas"
 PRB: Final = "prb"  # the paper's data set, which is read alike with and without its name
 
-_COLUMNS: Final = re.compile(r"(?P<source>.+)\?(?P<columns>\w+=[^&=?]+(&\w+=[^&=?]+)*)", re.DOTALL)
+_COLUMN: Final = r"(\w+=[^&=?]+|rendered)"
+_COLUMNS: Final = re.compile(rf"(?P<source>.+)\?(?P<columns>{_COLUMN}(&{_COLUMN})*)", re.DOTALL)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -43,7 +44,8 @@ def read_comparisons(
         "personas" or "personas:PART", the generated benchmark;
         "FILE.py:NAME", a function of a Python file that returns records, or the records;
         or the records themselves: see ``prb_jax.records.intake.Records``.
-        A name may end in "?FIELD=COLUMN&...", for data whose columns have other names ("votes.csv?user_id=voter").
+        A name may end in "?FIELD=COLUMN&...", for data whose columns have other names ("votes.csv?user_id=voter"), and
+        in "?rendered", for texts that a chat template has rendered: they are taken as they are.
       subset: keep only this subset; for the paper's data set long or short ("Art").
       split: of a folder, a hub data set, or the generated benchmark if it is named without a part;
         benchmarks but the paper's are read from the split that they are published in.
@@ -205,7 +207,7 @@ def benchmark_of(source: str | Path) -> str | None:
 
 
 def _resolve(source: str | Path, *, split: str) -> Source:
-    """Open the source of a name, which may end in "?FIELD=COLUMN&..."."""
+    """Open the source of a name, which may end in "?FIELD=COLUMN&...&rendered"."""
     source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         opened = _resolve(match["source"], split=split)
@@ -213,8 +215,9 @@ def _resolve(source: str | Path, *, split: str) -> Source:
             raise DataError(
                 f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
             )
-        columns = dict(pair.split("=", 1) for pair in match["columns"].split("&"))
-        return replace(opened, columns=FieldNames(columns))
+        parts = match["columns"].split("&")
+        columns = dict(part.split("=", 1) for part in parts if "=" in part)
+        return replace(opened, columns=FieldNames(columns, rendered="rendered" in parts))
     name, colon, place = source.partition(":") if isinstance(source, str) else ("", "", "")
     if isinstance(source, str) and is_python_value(source):
         return PythonSource(source)

@@ -40,8 +40,8 @@ def short_name(subset: str) -> str:
 
 
 def same_subset(name: str | None, wanted: str) -> bool:
-    """Whether a subset is the one that is wanted, in any spelling."""
-    return name is not None and short_name(name) == short_name(wanted)
+    """Whether a subset is the one that is wanted, in any spelling, or a part of its name is: "en" of "en/balanced"."""
+    return name is not None and short_name(wanted) in (short_name(name), *name.split("/"))
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,14 @@ class Source:
 
     def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
         """Yield the records, unchecked; those of one config where the subset names one of several.
+
+        Raises:
+          DataError: they cannot be read.
+        """
+        raise NotImplementedError
+
+    def splits(self, config: str | None) -> list[str]:
+        """Return the names of all splits, of one config where there are several.
 
         Raises:
           DataError: they cannot be read.
@@ -89,7 +97,9 @@ class Source:
 
     def marks(self) -> dict[str, Any]:
         """Return what else a description says: how its records are read."""
-        return {"columns": dict(self.columns.columns)} if self.columns and self.columns.columns else {}
+        columns = self.columns or RECORD
+        mapped = {"columns": dict(columns.columns)} if columns.columns else {}
+        return mapped | ({"rendered": True} if columns.rendered else {})
 
     def _inside(self, file: Path) -> str:
         return file.relative_to(self.name).as_posix()

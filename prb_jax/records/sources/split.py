@@ -14,6 +14,7 @@ from typing import Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import turns_of
 from prb_jax.records.lines import Row
 from prb_jax.records.sources.reading import describe_source, source_rows
 from prb_jax.records.writing import refuse_file, write_once
@@ -128,7 +129,8 @@ def _groups(rows: Sequence[Row], by: str) -> tuple[list[str | None], list[str]]:
                 f"{row.where}: field 'user_id': missing; a split by user needs one in every record"
             )
         users.append(comparison.user_id)
-        turns = "\n".join(f"{message.role}: {message.content}" for message in comparison.prompt)
+        opening = comparison.prompt or turns_of(comparison.responses[0])[:-1]
+        turns = "\n".join(f"{message.role}: {message.content}" for message in opening)
         questions.append(" ".join(turns.casefold().split()))
     return users, questions
 

@@ -29,7 +29,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
+from prb_jax.records.comparison import Comparison, Post, RubricAspect
+from prb_jax.records.conversation import Turns, is_rendered, turns_of
 from prb_jax.records.files import file_digest
 from prb_jax.records.sources.prepared import DIGESTS, NAME, OPTIONAL
 
@@ -59,8 +60,12 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
         text = tfds.features.Text()
         texts = {name: tfds.features.Sequence(text) for name in ("responses", "absent")}
         objects = {
-            name: tfds.features.Sequence({item.name: text for item in fields(kind)})
-            for name, kind in (("prompt", Message), ("profile", Post), ("rubric_aspects", RubricAspect))
+            name: tfds.features.Sequence(dict.fromkeys(parts, text))
+            for name, parts in (
+                ("prompt", ("role", "content")),
+                ("profile", [item.name for item in fields(Post)]),
+                ("rubric_aspects", [item.name for item in fields(RubricAspect)]),
+            )
         }
         # Numbers are kept as bytes: the number fields of a record on disk have no more than 32 bits.
         numbers = {
@@ -131,7 +136,21 @@ def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
 
 
 def to_example(comparison: Comparison) -> dict[str, Any]:
-    """A comparison with labels as it is stored; ``prb_jax.records.sources.prepared.to_row`` turns it back."""
+    """A comparison with labels as it is stored; ``prb_jax.records.sources.prepared.to_row`` turns it back.
+
+    Raises:
+      DataError: a conversation with more than texts, for which the files have no place.
+    """
+    turns = [*comparison.prompt, *(turn for text in comparison.responses for turn in turns_of(text))]
+    if (
+        is_rendered(turns)
+        or any(turn.fields or turn.context for turn in turns)
+        or any(isinstance(r, Turns) for r in comparison.responses)
+    ):
+        raise DataError(
+            f"comparison {quote(comparison.id)}: prepared files hold prompts and responses as texts, found "
+            "rendered text, tools, thoughts or a response of several messages: give the JSON lines themselves as data"
+        )
     row = comparison.to_row()
     return {
         **{name: row.get(name, "") for name in OPTIONAL},

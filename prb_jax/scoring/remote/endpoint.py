@@ -66,6 +66,11 @@ class Reply:
     finish: str | None = None
     tries: int = field(default=1, compare=False)  # how often it was asked for
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ends because it reached the most tokens: what it says so far need not be what it would say."""
+        return self.finish == "length"
+
 
 class NoReplyError(RunError):
     """An endpoint gave no reply to one request; another one may fare better."""

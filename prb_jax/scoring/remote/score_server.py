@@ -7,6 +7,7 @@ at a time, and the server scores all that wait together.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -19,7 +20,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from prb_jax.errors import RunError, quote
-from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import Message, Turns, is_rendered, turns_of
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
@@ -158,6 +160,11 @@ class RemoteScorer(ScoreClient):
             f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
         ]
 
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the server has a judge that compares the responses of a prompt."""
+        return self._model["identity"].get("judge") == "pairs"
+
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
@@ -176,9 +183,16 @@ class RemoteScorer(ScoreClient):
         yield from self.side_by_side(comparisons, self._score, skip=skip)
 
     def _score(self, comparison: Comparison, over: threading.Event) -> list[float]:
-        body = {
-            "queries": [[{"role": turn.role, "content": turn.content} for turn in comparison.prompt]],
-            "documents": list(comparison.responses),
+        if is_rendered(comparison.prompt):
+            raise RunError(
+                f"comparison {quote(comparison.id)}: its text is rendered already; a server is sent messages"
+            )
+        body = json.loads(comparison.context or "{}") | {
+            "queries": [[turn.as_dict() for turn in comparison.prompt]],
+            "documents": [
+                [turn.as_dict() for turn in text.messages] if isinstance(text, Turns) else text
+                for text in comparison.responses
+            ],
             "user_id": comparison.user_id,
             "profile": [
                 {"id": post.id, "category": post.category, "text": post.text} for post in comparison.profile
@@ -284,9 +298,7 @@ class ClassServer(ScoreClient):
 
         def score(comparison: Comparison, over: threading.Event) -> list[float]:
             seen = visible(comparison, profile_posts=posts, protocol=TextProtocol.DEFAULT)
-            conversations = [
-                (*seen.prefix_messages, Message("assistant", response)) for response in seen.responses
-            ]
+            conversations = [(*seen.prefix_messages, *turns_of(response)) for response in seen.responses]
             return [self._score(messages, over) for messages in conversations]
 
         yield from self.side_by_side(comparisons, score, skip=skip)
@@ -294,7 +306,12 @@ class ClassServer(ScoreClient):
     def _score(self, messages: Sequence[Message], over: threading.Event) -> float:
         body: dict[str, Any] = {"model": self._name}
         if self._chat is None:
-            body["messages"] = [{"role": turn.role, "content": turn.content} for turn in messages]
+            if messages[0].context or is_rendered(messages):
+                raise RunError(
+                    f"{self.url}: tools, arguments of a chat template and rendered texts are tokenised here: give "
+                    "--tokenizer NAME"
+                )
+            body["messages"] = [turn.as_dict() for turn in messages]
         else:
             body["input_ids" if self._sglang else "input"] = self._chat.encode(messages)
         if not self._sglang:

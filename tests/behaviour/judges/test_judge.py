@@ -12,9 +12,8 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.behaviour.generation.policy import Policy, Sample
-from prb_jax.behaviour.judges import judge as opening
-from prb_jax.behaviour.judges import paper
-from prb_jax.behaviour.judges.chat import InWords
+from prb_jax.behaviour.judges import chat, paper
+from prb_jax.behaviour.judges.chat import Drawing, InWords
 from prb_jax.behaviour.judges.options import JudgeOptions
 from prb_jax.behaviour.judges.pairs import pair_messages
 from prb_jax.behaviour.judges.paper import PaperPairs, paper_first
@@ -163,24 +162,38 @@ def test_a_judge_that_gives_no_verdict_measures_nothing(protocol, options, tmp_p
     assert reason in page
 
 
-def test_thoughts_of_a_model_on_this_machine_are_seen_by_their_special_tokens():
+def test_thoughts_of_a_model_on_this_machine_are_seen_by_their_special_tokens(monkeypatch):
     """Which its text does not show; without such marks the text is kept as it was."""
+    monkeypatch.setattr(chat, "encode_prompts", lambda tokenizer, conversations: conversations)
 
     class Local(Policy):
+        tokenizer: Any = None
+
         def __init__(self) -> None:
             pass
 
-        def sample(self, prompts: Any, **_: Any) -> Any:
-            ids = [np.asarray([0, 1, 2, 3, 4]), np.asarray([1, 4])]
-            return [[Sample(text, one, one, one, one, "stop")] for text, one in zip(("AB", "A"), ids)]
+        def sample(self, prompts: Any, **options: Any) -> Any:
+            asked.append(options)
+            ids = [np.asarray([0, 1, 2, 3, 4]), np.asarray([1, 4]), np.asarray([1, 4])]
+            prompts = [np.asarray([4])] * 2 + [
+                np.asarray([4, 0])
+            ]  # the last one opens thoughts that stay open
+            texts = ("AB", "A", "A")
+            return [[Sample(*one, one[1], one[1], "stop")] for one in zip(texts, prompts, ids, strict=True)]
 
         def decode(self, ids: np.ndarray, *, special_tokens: bool = False) -> str:
             assert special_tokens
             return "".join(["[THINK]", "A", "[/THINK]", "B", "</s>"][i] for i in ids)
 
-    replies = InWords(Local(), 8).replies([(Message("user", "?"),)] * 2)
-    assert [reply.text for reply in replies] == ["[THINK]A[/THINK]B</s>", "A"]
-    assert read_verdict(replies[0].text) == "B"
+    asked: list[dict[str, Any]] = []
+    replies = InWords(Local(), 8).replies([(Message("user", "?"),)] * 3)
+    assert [reply.text for reply in replies] == ["[THINK]A[/THINK]B</s>", "A", "[THINK]A"]
+    assert [read_verdict(reply.text) for reply in replies] == ["B", "A", None]
+    InWords(Local(), 8, drawing=Drawing(0.5, 2, 3)).replies([(Message("user", "?"),)] * 3, [7, 8, 9])
+    assert asked == [
+        {"temperature": 0.0, "max_new_tokens": 8},
+        {"temperature": 0.5, "max_new_tokens": 8, "n": 2, "seed": 3, "numbers": [7, 8, 9]},
+    ]
 
 
 def test_a_response_that_names_a_place_is_shown_as_it_is():
@@ -231,13 +244,12 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_judge_on_this_machine_replies_in_words(tmp_path, monkeypatch):
+def test_a_judge_on_this_machine_replies_in_words(tmp_path):
     """A random model, whose words nobody can read."""
     folder = tmp_path / "policy"
     write_policy(folder, "qwen3", eos=3, num_hidden_layers=1)
-    monkeypatch.setattr(opening, "REASON_TOKENS", 8)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
-        run = judged_here(folder, tmp_path / "words", profile_posts=0, reason=True)
+        run = judged_here(folder, tmp_path / "words", profile_posts=0, reason=True, reason_tokens=8)
     assert run.summary["judge"]["unparsable"] == run.summary["ties"] == 3
     said = [text for row in read_lines(tmp_path / "words" / "judgements.jsonl") for text in row["replies"]]
     asked = [

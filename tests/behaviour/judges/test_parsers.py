@@ -17,6 +17,10 @@ THOUGHTS = {
     "<scratchpad>": "</scratchpad>", "<reflection>": "</reflection>",
     "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>thought\n": "<channel|>",
     "<|channel|>analysis<|message|>": "<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<internal_reasoning>": "</internal_reasoning>", "<chain_of_thought>": "</chain_of_thought>", "<cot>": "</cot>",
+    "<|begin_of_thought|>": "<|end_of_thought|>", "<|think|>": "<|/think|>", "[BEGIN THOUGHT]": "[END THOUGHT]",
+    "<unused94>thought": "<unused95>", "Thinking...\n": "...done thinking.",
+    "<|channel|>commentary<|message|>": "<|end|><|start|>assistant<|channel|>final<|message|>",
     "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>", "analysisWell,": "assistantfinal",
 }  # fmt: skip
 
@@ -44,6 +48,21 @@ READ = {
         "Verdict: A is not better than B": None, "Verdict: B is worse": None, "Verdict: A doesn't fit": None,
         "Verdict: B is much less helpful": None, "Verdict: A generous vote for B": "B",
         "Verdict: A close call, but B": "B", "Verdict: B - A ignores the profile": "B",
+        # what speaks against a letter, takes a verdict back, or labels a line, is none
+        "Verdict: I would reject A": None, "Verdict: B should be rejected": None, "Verdict: anything but A": None,
+        "Verdict: Don't pick A": None, "Verdict: The worse answer is A": None, "Verdict: A. Wait, no: B.": None,
+        "Verdict: A - no, B": None, "Verdict: A: worse": None, "Verdict:\nA: 3/10\nB: 8/10": None,
+        "Verdict: A (worse)": None, "Verdict: A\n\nActually, B is better.": None, "Verdict: Not B": None,
+        "Verdict: never A": None, "Verdict: least helpful is A": None, "Verdict: B is the loser": None,
+        "Verdict: A comes second": None, "Verdict: hardly A": None, "Verdict: not sure, maybe A": None,
+        "Verdict: A?": None, "Verdict: prefer B to A": None, "Verdict: B is dominated by A": None,
+        "Verdict: A 5, B 7": None, "Verdict: A\nVerdict: not A": None, "Verdict: a draw between the two": None,
+        'End with "Verdict: A" or "Verdict: B".': None, "Verdict: B, but A is close": None,
+        'I end with "Verdict: A" or "Verdict: B".\nVerdict: A': "A", "Verdict: the winner is B": "B",
+        "Verdict: I prefer B": "B", "My verdict is that B is better": "B", "Verdict: \\boxed{B}": "B",
+        "Verdict: B over A": "B", "Verdict: instead of A, B": "B", "Verdict: B (not A)": "B",
+        "Verdict: B, because A is wrong": "B", "Verdict: slightly B": "B", "Verdict (A or B): B": "B",
+        "<answer>B</answer>": "B", "```\nB\n```": "B", "<verdict>A</verdict>": "A",
     },
     without_thoughts: {
         **{f"{opened} A{closed}B": "B" for opened, closed in THOUGHTS.items()},
@@ -67,6 +86,8 @@ READ = {
         "-3": None, "85%": None, "3 or 4": None, "Score: 7/10": None, "<think> Score: 3": None, "good": None,
         "": None, "nan": None, "Score: 75%": None, "Score: 3,5": 3.5, "3,5": 3.5, "**Rating:** 6,25/9": 6.25,
         "7,5 out of 9": 7.5, "Score: 3, then more": 3, "Score: 1,000": None, "1,2,3": None, "[THINK]3[/THINK]5": 5,
+        "Score (1-9): 7": 7, "Score on a scale of 1-9: 4": 4, "7 (on a scale from 1 to 9)": 7, "Score: 7-8": None,
+        "Score: 7 or 8": None, "1-9": None,
     },
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_a_reply_without_a_number_and_an_endpoint_that_fails_stop_the_step_with_
 
     with stand_in(reply) as server:
         reward = opened(f"judge:{server.url}#m", tmp_path / "a")
-        unread = r"step 3: .*gave \[5.0, nan\] \(nan: no number in the reply\); .*'q1'"
+        unread = r"step 3: .*gave \[5.0, nan\] \(nan: no number in the reply, or no verdict\); .*'q1'"
         with pytest.raises(prb.RunError, match=unread):
             reward.score(comparisons(2), TEXTS, step=3)
         gone = r"no reply after 6 tries; .*status 500.*'q1'. Nothing was updated"

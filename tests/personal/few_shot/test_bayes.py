@@ -264,3 +264,54 @@ def test_people_who_differ_over_texts_are_told_by_their_votes_whatever_the_featu
         np.linalg.qr(axes - axes.mean(axis=0))[0] for axes in (fitted.arrays["texts"][:, :2], loadings)
     )
     assert np.linalg.svd(ours.T @ planted)[1].min() > 0.7
+
+
+def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
+    """The covariance of the mean taste and the effects of texts is the inverse of their Hessian."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(12, 4)).astype(np.float32)
+    one, other = np.array([rng.choice(12, 2, replace=False) for _ in range(150)]).T
+    data = choices_of(features, one, other, users=np.arange(150, dtype=np.int32) % 15)
+    count = int(np.max(data.texts)) + 1
+    arrays = {
+        "direction": 0.1 * rng.standard_normal(data.deltas.shape[1]).astype(np.float32),
+        "items": 0.1 * rng.standard_normal(count).astype(np.float32),
+        "basis": 0.3 * rng.standard_normal((data.deltas.shape[1], 2)).astype(np.float32),
+    }
+    numbers = dict.fromkeys(bayes.NUMBERS, np.float32(0)) | {
+        "l2": np.float32(0.01),
+        "item_precision": np.float32(2),
+    }
+    prior = Fitted(arrays, numbers, BayesSettings())
+    hot = np.zeros((len(data), count + 1))
+    np.add.at(hot, (np.arange(len(data)), data.texts[:, 0]), 1)
+    np.add.at(hot, (np.arange(len(data)), data.texts[:, 1]), -1)
+    rows = np.concatenate([data.deltas, hot], axis=1)
+    shrink = 1 / np.sqrt(1 + np.pi / 8 * ((data.deltas @ arrays["basis"]) ** 2).sum(1))
+    margins = shrink * (rows @ np.concatenate([arrays["direction"], arrays["items"], [0]]))
+    weights = shrink**2 * sigmoid(margins) * (1 - sigmoid(margins))
+    width = data.deltas.shape[1]
+    penalty = np.diag(np.repeat([0.01 * len(data), 2.0], [width, count + 1]))
+    expected = np.linalg.inv((rows * weights[:, None]).T @ rows + penalty)
+    draws = [bayes.draw_prior(prior, data, rng=rng) for _ in range(1500)]
+    moved = np.array(
+        [
+            np.concatenate([one.arrays["direction"], one.arrays["items"], [one.numbers["typical"]]])
+            for one in draws
+        ]
+    ) - np.concatenate([arrays["direction"], arrays["items"], [0]])
+    found = moved.T @ moved / len(moved)
+    assert np.diag(found) == pytest.approx(np.diag(expected), rel=0.2)  # 5 standard errors
+    assert np.abs(found - expected).max() < 0.2 * np.diag(expected).max()
+    assert {one.numbers["slope"] for one in draws} == {1.0}
+
+
+def test_a_slope_makes_margins_that_are_too_small_log_odds() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.normal(0, 1.5, 20_000)
+    chosen = np.where(rng.random(20_000) < sigmoid(truth), 1, -1)
+    assert bayes._best_slope(truth * chosen / 1.3) == pytest.approx(1.3, abs=0.06)
+    assert bayes._best_slope(truth * chosen * 1.5) == pytest.approx(1 / 1.5, abs=0.06)
+    fitted = Fitted({}, {"slope": np.float32(1.25)}, BayesSettings())
+    assert bayes.slope_of(fitted) == 1.25
+    assert bayes.slope_of(Fitted({}, {}, BayesSettings())) == 1  # a prior of an earlier version

@@ -19,6 +19,7 @@ from tests.records.sources.hub_layout import prb_tables, write_layout
 from tests.scoring.records import read_json, write_model
 from tests.scoring.slow_scorer import SlowScorer
 
+from . import people_layouts
 from .layouts import (
     rewardbench2_rows,
     write_hub,
@@ -37,6 +38,7 @@ WRITERS = {
     "judgebench": write_judgebench,
     "llmbar": write_llmbar,
     "prefeval": write_prefeval,
+    **people_layouts.WRITERS,
 }
 
 

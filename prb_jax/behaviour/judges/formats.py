@@ -1,0 +1,172 @@
+"""Generative reward models: the roles, the reply and the scale that each was trained with. No JAX is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prb_jax.behaviour.judges.replies import without_thoughts
+
+TOKENS: Final = 8192  # of a reply, its thoughts among them, where a user does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeModel:
+    """A family of generative reward models, a row of `GENERATIVE_MODELS`.
+
+    Attributes:
+      name: Protocol of `prb judge`.
+      models: Names on the hub.
+      read: Reads a reply without thoughts: A or B for the first or second response shown, or Yes or No of a single one;
+        None where the reply has no verdict.
+      roles: Roles of the messages behind the conversation. Without any, the user's turn is a template of the model's
+        card, which a user gives as a file.
+      needs_principle: Whether there must be a principle.
+      single: Whether one response is shown at a time, as the assistant's turn.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    read: Callable[[str], str | None]
+    roles: tuple[str, ...] = ()
+    needs_principle: bool = False
+    single: bool = False
+
+    def verdict(self, reply: str) -> str | None:
+        """Return what a reply says, behind its thoughts."""
+        answer = without_thoughts(reply)
+        return None if answer is None else self.read(answer)
+
+
+def read_scores(answer: str) -> str | None:
+    """Return which response has the higher helpfulness (1 to 5), or else the better ranking (1 to 6; below 3.5 is A).
+
+    They stand in a JSON object {score_1, score_2, ranking}, or in boxes of a section of scores and one of the ranking.
+    """
+    scores, ranking = _json_scores(answer) or _boxed_scores(answer)
+    if len(scores) != 2 or not all(1 <= score <= 5 for score in scores):
+        return None
+    if ranking is not None and not 1 <= ranking <= 6:
+        return None
+    first, second = scores
+    if first == second:
+        first, second = (0.0, 0.0) if ranking is None else (3.5, ranking)
+    return None if first == second else "A" if first > second else "B"
+
+
+def _json_scores(answer: str) -> tuple[list[float], float | None] | None:
+    found = None
+    for text in re.findall(r"\{[^{}]*\}", answer):
+        try:
+            given: Any = json.loads(text)
+        except ValueError:
+            continue
+        values = (
+            [given.get(name) for name in ("score_1", "score_2", "ranking")] if isinstance(given, dict) else []
+        )
+        if any(isinstance(value, int | float) and not isinstance(value, bool) for value in values[:2]):
+            numbers = [_number(value) for value in values]
+            found = [one for one in numbers[:2] if one is not None], numbers[2]
+            if values[2] is not None and numbers[2] is None:
+                return [], None
+    return found
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _boxed_scores(answer: str) -> tuple[list[float], float | None]:
+    boxes = [
+        re.findall(rf"\[The Begin of {name}\][^\[]*?\\boxed\{{([-\d., ]+)\}}", answer)[-1:]
+        for name in ("Individual Scores", "Ranking Score")
+    ]
+    numbers = [[_number(part) for box in found for part in box.split(",")] for found in boxes]
+    if any(None in some for some in numbers) or len(numbers[1]) > 1:
+        return [], None
+    scores, ranking = ([one for one in some if one is not None] for some in numbers)
+    return scores, next(iter(ranking), None)
+
+
+def read_judgement(answer: str) -> str | None:
+    """Return Yes or No, the last "Final Judgement"."""
+    found = re.findall(r"Final Judge?ment\W*?\s*(\w+)", answer, re.IGNORECASE)
+    said = found[-1].capitalize() if found else ""
+    return said if said in ("Yes", "No") else None
+
+
+def read_brackets(answer: str) -> str | None:
+    """Return the one letter that stands as [[A]] or [[B]], in the last <answer> if there is one."""
+    inside = re.findall(r"<answer>(.*?)</answer>", answer, re.DOTALL | re.IGNORECASE)
+    letters = set(re.findall(r"\[\[([AB])\]\]", inside[-1] if inside else answer))
+    return letters.pop() if len(letters) == 1 else None
+
+
+def read_result(answer: str) -> str | None:
+    """Return the letter behind the last [RESULT]."""
+    found = re.findall(r"\[RESULT\]\W*([AB])\W*$", answer.strip())
+    return found[-1] if found else None
+
+
+GENERATIVE_MODELS: Final = (
+    GenerativeModel(
+        name="nvidia-genrm",
+        models=(
+            "nvidia/Llama-3_3-Nemotron-Super-49B-GenRM",
+            "nvidia/Llama-3_3-Nemotron-Super-49B-GenRM-Multilingual",
+            "nvidia/Qwen3-Nemotron-235B-A22B-GenRM",
+            "nvidia/Qwen3-Nemotron-235B-A22B-GenRM-2603",
+        ),
+        read=read_scores,
+        roles=("principle", "response_1", "response_2"),
+    ),
+    GenerativeModel(
+        name="nvidia-genrm-principle",
+        models=("nvidia/Qwen3-Nemotron-32B-GenRM-Principle",),
+        read=read_judgement,
+        roles=("assistant", "principle"),
+        needs_principle=True,
+        single=True,
+    ),
+    GenerativeModel(
+        name="rm-r1",
+        models=(
+            "gaotang/RM-R1-Qwen2.5-Instruct-7B",
+            "gaotang/RM-R1-Qwen2.5-Instruct-14B",
+            "gaotang/RM-R1-Qwen2.5-Instruct-32B",
+            "gaotang/RM-R1-DeepSeek-Distilled-Qwen-7B",
+            "gaotang/RM-R1-DeepSeek-Distilled-Qwen-14B",
+            "gaotang/RM-R1-DeepSeek-Distilled-Qwen-32B",
+        ),
+        read=read_brackets,
+    ),
+    GenerativeModel(
+        name="skywork-critic",
+        models=("Skywork/Skywork-Critic-Llama-3.1-8B", "Skywork/Skywork-Critic-Llama-3.1-70B"),
+        read=read_brackets,
+    ),
+    GenerativeModel(
+        name="prometheus",
+        models=("prometheus-eval/prometheus-7b-v2.0", "prometheus-eval/prometheus-8x7b-v2.0"),
+        read=read_result,
+    ),
+)
+"""The table of generative reward models."""
+
+GENERATIVE: Final = {row.name: row for row in GENERATIVE_MODELS}
+"""The same by name."""
+
+
+def find_generative(model: str) -> GenerativeModel | None:
+    """Return the row of a model on the hub, or of a folder or model at an endpoint with the last part of its name."""
+    last = model.rstrip("/").rpartition("/")[2].casefold()
+    found = (
+        row for row in GENERATIVE_MODELS for name in row.models if name.rpartition("/")[2].casefold() == last
+    )
+    return next(found, None)

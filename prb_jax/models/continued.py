@@ -1,0 +1,302 @@
+"""Score streams that begin behind tokens whose keys and values were kept (:mod:`prb_jax.trees.continued`).
+
+For CPUs. A layer takes the tokens of a stream some at a time, as many times as there are tokens: what is padding costs
+nothing, whatever the length of the stream. Attention walks through blocks of the kept tokens where they lie, and then
+through those of the stream, as in :mod:`prb_jax.models.attention.walk`; the same products run here, forward only.
+
+Letters: N computed tokens, M of which are read, C kept tokens, L layers, G kv heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.reads import READS_OF_A_BLOCK
+from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
+from prb_jax.models.head import States
+from prb_jax.models.layers import product, soft_capped
+from prb_jax.models.model import bind
+from prb_jax.models.readouts.rules import read_out
+from prb_jax.models.readouts.score_tree import is_pointwise
+from prb_jax.platform.sharding import constrainer
+from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
+from prb_jax.trees.stream_tables import BLOCK
+
+AT_A_TIME = 2 * BLOCK
+"""Tokens that a layer takes at a time: fewer would read its weights more often, more would compute more padding."""
+
+Continued = tuple[jax.Array, jax.Array, jax.Array]
+"""Rewards float32 [1, M], and keys [L, G, N, H] and values [L, G, H, N] of the computed tokens."""
+
+ContinuedFn = Callable[[Params, ContinuedBatch], Continued]
+
+
+def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
+    """Return why no keys and values are kept for a model on these devices; None where they are."""
+    platform = mesh.devices.flat[0].platform
+    if mesh.size > 1 or platform != "cpu" or attention.table != "blocks":
+        return f"they are kept on a single CPU device; this mesh has {mesh.size} of {platform}"
+    if not is_pointwise(config):
+        return "the head reads other tokens than the one of the score"
+    parts = {
+        "recurrent layers": config.recurrence,
+        "experts": config.experts,
+        "attention sinks": config.sinks,
+    }
+    if others := [name for name, has in parts.items() if has]:
+        return f"the program of kept tokens does not have {' and '.join(others)}"
+    return None
+
+
+def empty_page(config: DecoderConfig, dtype: jnp.dtype) -> Page:
+    """Return a page of zeros."""
+    layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    return Page(np.zeros((layers, heads, PAGE, size), dtype), np.zeros((layers, heads, size, PAGE), dtype))
+
+
+@functools.lru_cache(maxsize=16)
+def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) -> ContinuedFn:
+    """Return the jitted scorer of streams behind kept tokens: (params, batch) -> rewards, keys and values.
+
+    Args:
+      config: architecture.
+      dtype: of activations.
+      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`.
+    """
+    return jax.jit(functools.partial(_score, config=config, dtype=dtype, readout=readout))
+
+
+class _Table(NamedTuple):
+    """Which blocks of keys each block of queries walks through: first those that all its queries see."""
+
+    ranks: jax.Array  # int32 [blocks, c], which of the computed tokens the queries are
+    positions: jax.Array  # int32 [blocks, c]
+    keys: jax.Array  # [blocks, (C + N) / BLOCK] numbers of blocks
+    counts: jax.Array  # [blocks, 2], how many are seen wholly, and how many partly
+
+
+def _score(
+    params: Params, batch: ContinuedBatch, *, config: DecoderConfig, dtype: jnp.dtype, readout: str
+) -> Continued:
+    decoder = bind(config, params)
+    batch = jax.tree.map(jnp.asarray, batch)
+    count = batch.tokens.shape[1]
+    x = decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype))
+    angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
+    graph, layers = nnx.split(decoder.layers)
+    slides, rotates = config.layer_windows, config.layer_rotates
+    window = config.sliding_window
+    mixed = any(slides) and not all(slides)
+    ranks = jnp.arange(count).reshape(-1, BLOCK)
+    tables = {slide: _table(batch, ranks, window if slide else None) for slide in set(slides)}
+    padding = -batch.reads.shape[1] % READS_OF_A_BLOCK
+    reads = jnp.pad(batch.reads[0], (0, padding)).reshape(-1, READS_OF_A_BLOCK)
+    read_table = _table(batch, reads, window if slides[-1] else None)
+
+    def layer(
+        number: Any, x: jax.Array, attend: Any, angles: tuple[Angles, Angles], places: Any = None
+    ) -> Any:
+        context = LayerContext(
+            query_angles=angles[0],
+            key_angles=angles[1],
+            attend=attend,
+            constrain=constrainer(None),
+            places=places,
+        )
+        state = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, number, keepdims=False), layers)
+        return nnx.merge(graph, state)(x, context)
+
+    def attention(number: Any, table: _Table, sliding: bool) -> Callable[..., jax.Array]:
+        return functools.partial(
+            _attend, batch=batch, layer=number, table=table, window=window if sliding else None
+        )
+
+    def run(number: Any, sliding: bool, rotated: Any, x: jax.Array) -> Any:
+        """Some tokens after others: what earlier ones left is there when later ones need it."""
+        of_layer = angles(sliding, rotated)
+
+        def some(chunk: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            x, keys, values = carry
+            start = chunk * AT_A_TIME
+
+            def cut(array: jax.Array) -> jax.Array:
+                return lax.dynamic_slice_in_dim(array, start, AT_A_TIME, 1)
+
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array, *, softcap: float | None) -> jax.Array:
+                blocks = AT_A_TIME // BLOCK
+                table = _Table(
+                    *(lax.dynamic_slice_in_dim(x, chunk * blocks, blocks) for x in tables[sliding])
+                )
+                held = put(keys, values, k, v)
+                return attention(number, table, sliding)(q, *held, softcap=softcap)
+
+            def put(
+                keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
+                return (
+                    lax.dynamic_update_slice_in_dim(keys, k[0].transpose(1, 0, 2), start, 1),
+                    lax.dynamic_update_slice_in_dim(values, v[0].transpose(1, 2, 0), start, 2),
+                )
+
+            y, (k, v) = layer(number, cut(x), attend, jax.tree.map(cut, of_layer))
+            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *put(keys, values, k, v)
+
+        shape = config.num_key_value_heads, count, config.head_dim
+        blank = jnp.zeros(shape, dtype), jnp.zeros((shape[0], shape[2], shape[1]), dtype)
+        chunks = -(-batch.used[0] // AT_A_TIME)
+        x, *kept = lax.fori_loop(0, chunks, some, (x, *blank))
+        return x, tuple(kept)
+
+    def body(x: jax.Array, inputs: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        number, is_sliding, is_rotated = inputs
+        if mixed:
+            return lax.cond(
+                is_sliding,
+                lambda y: run(number, True, is_rotated, y),
+                lambda y: run(number, False, is_rotated, y),
+                x,
+            )
+        return run(number, any(slides), is_rotated, x)
+
+    last = config.num_hidden_layers - 1
+    inputs = jnp.arange(last), jnp.asarray(slides[:last], bool), jnp.asarray(rotates[:last], bool)
+    x, (keys, values) = lax.scan(body, x, inputs)
+
+    def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, *, softcap: float | None) -> jax.Array:
+        held = k[0].transpose(1, 0, 2), v[0].transpose(1, 2, 0)
+        q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
+        out = attention(last, read_table, slides[last])(q, *held, softcap=softcap)
+        return out[:, : out.shape[1] - padding]
+
+    x, (k, v) = layer(last, x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
+    read = config.head(params, States(x, None, decoder.normed, at_reads=True))
+    return (
+        read_out(read, readout),
+        jnp.concatenate([keys, k.transpose(0, 2, 1, 3)]),
+        jnp.concatenate([values, v.transpose(0, 2, 3, 1)]),
+    )
+
+
+def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:
+    """Which blocks of keys the computed tokens with these ranks, int32 [blocks, c], walk through.
+
+    A block of keys that no query sees may be among those seen partly: they are compared one by one."""
+    at = jnp.take(batch.positions[0], batch.positions.shape[1] - batch.tokens.shape[1] + ranks)
+    first, last = ranks.min(axis=1)[:, None], ranks.max(axis=1)[:, None]
+    since, until, positions = (
+        x.reshape(-1, BLOCK) for x in (batch.since[0], batch.until[0], batch.positions[0])
+    )
+    some = (since.min(axis=1) <= last) & (until.max(axis=1) > first)
+    every = (since.max(axis=1) <= first) & (until.min(axis=1) > last)
+    if window is not None:
+        some &= at.min(axis=1)[:, None] - positions.max(axis=1) < window
+        every &= at.max(axis=1)[:, None] - positions.min(axis=1) < window
+    every &= some
+    keys = jnp.argsort(2 - some.astype(jnp.int32) - every, axis=1)
+    return _Table(ranks, at, keys, jnp.stack([every.sum(axis=1), (some & ~every).sum(axis=1)], axis=1))
+
+
+def _attend(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    batch: Any,
+    layer: jax.Array | int,
+    table: _Table,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """Attention of queries to kept tokens and to those of the stream: [1, blocks * c, heads, H] in q's dtype.
+
+    Args:
+      q: [1, blocks * c, heads, H], scaled: those of the table.
+      keys: [G, N, H] of the stream, as far as they are there.
+      values: [G, H, N].
+      batch: with what was kept of this layer.
+      layer: its number.
+      table: which blocks of keys they walk through.
+      window: of the layer.
+      softcap: scores s become ``softcap * tanh(s / softcap)``.
+    """
+    _, _, heads, size = q.shape
+    blocks, width = table.ranks.shape
+    together = divisor(heads // keys.shape[0], HEADS)  # query heads that share their keys
+    runs = heads // together
+    queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
+    queries = queries.reshape(runs, blocks, size, width * together)
+    kept = len(batch.keys)  # blocks
+
+    def of_run(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        run, queries = inputs
+        head = run // (runs // keys.shape[0])
+
+        def of_block(inputs: tuple[jax.Array, _Table]) -> jax.Array:
+            query, own = inputs
+            rank, at = (jnp.repeat(x, together) for x in (own.ranks, own.positions))
+
+            def pair(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+                """Keys [BLOCK, H] and values [H, BLOCK] of a block."""
+
+                def old() -> tuple[jax.Array, jax.Array]:
+                    place = number, layer, head, 0, 0
+                    k = lax.dynamic_slice(batch.keys, place, (1, 1, 1, BLOCK, size))
+                    v = lax.dynamic_slice(batch.values, place, (1, 1, 1, size, BLOCK))
+                    return k[0, 0, 0], v[0, 0, 0]
+
+                def new() -> tuple[jax.Array, jax.Array]:
+                    start = (number - kept) * BLOCK
+                    k = lax.dynamic_slice(keys, (head, start, 0), (1, BLOCK, size))
+                    return k[0], lax.dynamic_slice(values, (head, 0, start), (1, size, BLOCK))[0]
+
+                return lax.cond(number < kept, old, new)
+
+            def step(
+                index: jax.Array, carry: tuple[jax.Array, ...], *, masked: bool
+            ) -> tuple[jax.Array, ...]:
+                top, total, result = carry
+                number = own.keys[index]
+                k, v = pair(number)
+                scores = soft_capped(product(k, query), softcap)
+                if masked:
+                    since, until, positions = (
+                        lax.dynamic_slice_in_dim(x[0], number * BLOCK, BLOCK)[:, None]
+                        for x in (batch.since, batch.until, batch.positions)
+                    )
+                    seen = (since <= rank) & (rank < until)
+                    if window is not None:
+                        seen &= at - positions < window
+                    scores = jnp.where(seen, scores, MASKED)
+                higher = jnp.maximum(top, scores.max(axis=0))
+                weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
+                result = result * fading + product(v, weights.astype(v.dtype))
+                return higher, total * fading + weights.sum(axis=0), result
+
+            rows = query.shape[1]
+            # Above a masked score, so that a row that sees nothing of a block gives it no weight.
+            carry = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((size, rows))
+            whole, partly = own.counts[0], own.counts[1]
+            carry = lax.fori_loop(0, whole, functools.partial(step, masked=False), carry)
+            _, total, result = lax.fori_loop(
+                whole, whole + partly, functools.partial(step, masked=True), carry
+            )
+            return (result / jnp.maximum(total, LEAST_TOTAL)).astype(q.dtype)
+
+        return lax.map(of_block, (queries, table))
+
+    out = lax.map(of_run, (jnp.arange(runs), queries))
+    out = out.reshape(runs, blocks, size, width, together).transpose(1, 3, 0, 4, 2)
+    return out.reshape(q.shape)

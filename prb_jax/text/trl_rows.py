@@ -1,0 +1,66 @@
+"""Comparisons as TRL reads preference data: prompt, chosen and rejected as lists of messages, beside any columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import DataError, quote
+from prb_jax.records.conversation import is_rendered, turns_of
+from prb_jax.records.intake import Records
+from prb_jax.records.sources.reading import each_comparison
+from prb_jax.text.visible import TextProtocol, visible
+
+
+def trl_rows(
+    data: str | Path | Records, *, profile_posts: int = 0, subset: str | None = None, split: str = "test"
+) -> Iterator[dict[str, Any]]:
+    """Yield rows for trainers of TRL, in the order of the data: one for each two responses with different labels.
+
+    Args:
+      data: as of :func:`prb_jax.read_comparisons`.
+      profile_posts: how many posts of the profile stand in the prompt, as models see them here.
+      subset, split: as of :func:`prb_jax.read_comparisons`.
+
+    Returns:
+      Rows of `prompt`, `chosen` and `rejected`, and what the comparison has of `tools` (as JSON, which TRL reads),
+      `chat_template_kwargs`, `margin`, `user_id`, `profile`, `subset` and `category`. Private fields are left out.
+
+    Raises:
+      DataError: as of :func:`prb_jax.read_comparisons`.
+    """
+    for comparison in each_comparison(data, subset=subset, split=split):
+        if comparison.labels is None:
+            raise DataError(f"comparison {quote(comparison.id)}: field 'labels': missing")
+        seen = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
+        given = comparison.to_row()
+        names = ("user_id", "profile", "subset", "category", "margin")
+        about = {name: given[name] for name in names if name in given} | json.loads(
+            comparison.context or "{}"
+        )
+        if "tools" in about:
+            about["tools"] = json.dumps(about["tools"])
+        rendered = is_rendered(comparison.prompt)
+        prompt: Any = [turn.as_dict() for turn in seen.prefix_messages]
+        if rendered:
+            prompt = comparison.prompt[0].content
+        answers: list[Any] = [
+            text if rendered else [turn.as_dict() for turn in turns_of(text)] for text in seen.responses
+        ]
+        pairs = [
+            (better, worse)
+            for better, worse in permutations(range(len(answers)), 2)
+            if comparison.labels[better] > comparison.labels[worse]
+        ]
+        for better, worse in pairs:
+            name = comparison.id if len(answers) == 2 else f"{comparison.id}#{better}-{worse}"
+            yield {
+                "id": name,
+                "prompt": prompt,
+                "chosen": answers[better],
+                "rejected": answers[worse],
+                **about,
+            }
