@@ -210,12 +210,15 @@ def test_a_kernel_without_attention_sinks_is_refused_by_name() -> None:
 def test_adapters_of_gate_and_up_in_one_matrix_are_one() -> None:
     raw = json.loads(tiny_config(TINY_FAMILIES["gpt_oss"]).to_json_string(use_diff=False))
     config = parse_config(raw | {"architectures": None}, where="c")
-    layers = bind(config, abstract_params(config)).layers
-    factors = jax.eval_shape(lambda: init_lora(layers, LoraConfig(rank=3))["layers"])
+
+    def factors_of(lora: LoraConfig) -> dict[str, Any]:
+        return jax.eval_shape(lambda: init_lora(bind(config, abstract_params(config)).layers, lora)["layers"])
+
+    factors = factors_of(LoraConfig(rank=3))
     assert factors["gate_up_lora_b"].shape == (3, 6, 3, 192)
     assert not {"gate_lora_a", "up_lora_a"} & factors.keys()
     with pytest.raises(CheckpointError, match="gate and up are one matrix here: expected both, found up"):
-        init_lora(layers, LoraConfig(targets=("q", "up")))
+        factors_of(LoraConfig(targets=("q", "up")))
 
 
 def test_adapters_of_experts_are_those_of_merged_matrices() -> None:
