@@ -153,6 +153,15 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             attention_bias=True,
             layer_types=["linear_attention", "linear_attention", "full_attention"] + ["linear_attention"] * 2,
         ),
+        "qwen3_next": _tiny(
+            "Qwen3Next",
+            _rope("default", 50_000.0, partial_rotary_factor=0.25),
+            **_DELTA,
+            **_MOE,
+            shared_expert_intermediate_size=40,
+            num_hidden_layers=3,
+            full_attention_interval=2,
+        ),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.
@@ -298,7 +307,11 @@ def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **con
 
 def _is_centred(kind: str, norm: str) -> bool:
     """Whether this norm multiplies by 1 + w."""
-    return kind.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in norm and "delta" not in norm
+    return (
+        kind.startswith(("Gemma", "Qwen3_5", "Qwen3Next"))
+        and "linear_attn" not in norm
+        and "delta" not in norm
+    )
 
 
 def tiny_config(tiny: TinyFamily, *, rope: Mapping[str, Any] | None = None, **arguments: Any) -> Any:

@@ -76,13 +76,13 @@ class Decoder(Declaring):
             rngs, *size, scale=scale, dtype=dtype, axes=("vocab", "model"), hf="embed_tokens.weight"
         )
 
-        kind = FAMILIES[config.model_type].layer or DecoderLayer
+        layer_class = FAMILIES[config.model_type].layer or DecoderLayer
 
         def stacked(count: int, parts: tuple[str | None, ...]) -> DecoderLayer:
             @nnx.split_rngs(splits=count)
             @nnx.vmap(in_axes=0, out_axes=0)
             def make(rngs: nnx.Rngs) -> DecoderLayer:
-                return kind(config, rngs=rngs, dtype=dtype, parts=parts)
+                return layer_class(config, rngs=rngs, dtype=dtype, parts=parts)
 
             return make(rngs)
 

@@ -26,7 +26,7 @@ from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layer_kinds import ATTENTION
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
-from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
+from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
 from prb_jax.models.rope import query_growth, rotary_angles
 from prb_jax.platform.sharding import RULES, Constrain, partition_spec
 from prb_jax.seams import get
@@ -188,18 +188,15 @@ class DecoderLayer(Declaring):
             fused: name of the tensor that holds all of them, in families that have one.
             outputs: number of outputs of each matrix by its name.
         """
-        config, start = self.config, 0
+        places = places_in_tensor(outputs) if fused in self.config.fused else {}
         for name, size in outputs.items():
-            stored: dict[str, Any] = {"hf": f"{module}.{name}_proj.weight"}
-            if fused in config.fused:
-                stored = {"hf": f"{module}.{fused}.weight", "file_rows": sum(outputs.values())}
-                stored["pieces"] = ((start, start + size),)
+            tensor = fused if places else f"{name}_proj"
+            stored: dict[str, Any] = {"hf": f"{module}.{tensor}.weight", **places.get(name, {})}
             setattr(self, name, drawn(rngs, inputs, size, axes=axes, dtype=dtype, **stored, **_USES))
             if biased:
                 zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
                 bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
                 setattr(self, f"{name}_bias", bias)
-            start += size
 
     def declare_mlp(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         """Declare the matrices of the mlp; the layer of a plug-in may have others."""
@@ -222,13 +219,9 @@ class DecoderLayer(Declaring):
         """Declare queries and their gate, which a file holds in one tensor: of each head its query, then its gate."""
         config, size = self.config, self.config.head_dim
         heads = config.num_attention_heads
-        for place, name in enumerate(("q", "q_gate")):
-            stored: dict[str, Any] = {
-                "pieces": tuple(
-                    (start, start + size) for start in range(place * size, 2 * heads * size, 2 * size)
-                ),
-                "file_rows": 2 * heads * size,
-            }
+        for name, stored in places_in_tensor(
+            {"q": heads * size, "q_gate": heads * size}, groups=heads
+        ).items():
             shape, axes = (config.hidden_size, heads * size), ("model", "heads")
             declared: dict[str, Any] = {"axes": axes, "hf": "self_attn.q_proj.weight", "dtype": dtype}
             setattr(self, name, drawn(rngs, *shape, **declared, **stored, **_USES))

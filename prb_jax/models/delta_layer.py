@@ -25,7 +25,7 @@ from prb_jax.models.config.decoder import DecoderConfig, Recurrence
 from prb_jax.models.decoder_layer import DecoderLayer, LayerContext
 from prb_jax.models.delta_rule import delta_over_chunks, unit
 from prb_jax.models.layers import rms_norm
-from prb_jax.models.parameter import Axes, drawn, parameter
+from prb_jax.models.parameter import Axes, drawn, parameter, places_in_tensor
 from prb_jax.platform.sharding import RULES
 from prb_jax.trees.chunk_tables import ChunkTable
 from prb_jax.trees.streams import StreamBatch
@@ -37,8 +37,9 @@ def declare(
     """Declare the parameters of the mixer as attributes of a layer, which begin with ``delta_``."""
     sizes = config.recurrence
     assert sizes is not None
-    width, widths = config.hidden_size, sizes.widths
-    values, into = widths["v"], ("model", "heads")
+    width, of_taps = config.hidden_size, sizes.widths
+    values, into = of_taps["v"], ("model", "heads")
+    widths = {**of_taps, "z": values, "b": sizes.value_heads, "a": sizes.value_heads}
     put = functools.partial(setattr, layer)
 
     def matrix(name: str, hf: str, *shape: int, axes: Axes = into, **more: Any) -> None:
@@ -50,18 +51,15 @@ def declare(
             f"delta_{name}", parameter(value.astype(dtype), axes=(axis,), hf=f"linear_attn.{hf}", mixer=mixer)
         )
 
-    starts = {"q": 0, "k": widths["q"], "v": 2 * widths["q"]}
-    stored = {
-        name: {"pieces": ((start, start + widths[name]),), "file_rows": sum(widths.values())}
-        for name, start in starts.items()
-    }
-    for name, of_file in stored.items():
-        matrix(name, "in_proj_qkv", width, widths[name], **of_file)
-    matrix("z", "in_proj_z", width, values)
-    # Few channels, which decide how long a state lasts: they stay in their dtype.
-    matrix("b", "in_proj_b", width, sizes.value_heads, quantisable=False)
-    matrix("a", "in_proj_a", width, sizes.value_heads, quantisable=False)
-    for name, of_file in stored.items():
+    groups = sizes.key_heads if sizes.grouped else 1
+    for names in ("qkvz", "ba") if sizes.grouped else ("qkv", "z", "b", "a"):
+        places = places_in_tensor({name: widths[name] for name in names}, groups=groups)
+        for name in names:
+            # Few channels, which decide how long a state lasts: b and a stay in their dtype.
+            kept = {"quantisable": False} if name in "ba" else {}
+            stored = places[name] if len(names) > 1 else {}
+            matrix(name, f"in_proj_{names}", width, widths[name], **kept, **stored)
+    for name, of_file in places_in_tensor(of_taps).items():
         plain = {
             "adaptable": False,
             "quantisable": False,

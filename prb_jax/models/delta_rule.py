@@ -94,36 +94,40 @@ def delta_over_chunks(
     return out, states
 
 
-_BLOCK = 16  # rows of a matrix that are solved one after the other, in many matrices at a time
+_BLOCK = 16  # rows of a matrix that are solved one after the other
 
 
 @jax.custom_vjp
 def unit_lower_inverse(a: jax.Array) -> jax.Array:
-    """Inverse of I + the part of a [..., C, C] that lies below the diagonal; C is a multiple of 16.
+    """Inverse of I + the part of a [..., C, C] below the diagonal; C is 16 times a power of 2.
 
     Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike.
     Rows are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
     """
-    size = a.shape[-1]
-    count = size // _BLOCK
-    blocks = a.reshape(-1, count, _BLOCK, count, _BLOCK)
-    diagonal = jnp.concatenate([blocks[:, n, :, n] for n in range(count)])
-    rows: list[jax.Array] = []
-    last = jnp.moveaxis(diagonal, 0, 2)  # [16, 16, matrices]
-    for row in range(_BLOCK):
-        start = jnp.zeros_like(last[0]).at[row].set(1.0)
-        rows.append(start - sum(last[row, column] * rows[column] for column in range(row)))
-    solved = jnp.split(jnp.moveaxis(jnp.stack(rows), 2, 0), count)
-    whole = [[jnp.zeros_like(solved[0])] * count for _ in range(count)]
-    for row in range(count):
-        whole[row][row] = solved[row]
-        for column in range(row):
-            inner = sum(
-                product(blocks[:, row, :, middle], whole[middle][column], (2, 1), batch=1)
-                for middle in range(column, row)
-            )
-            whole[row][column] = -product(solved[row], inner, (2, 1), batch=1)
-    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in whole], axis=-2).reshape(a.shape)
+    size, matrices = a.shape[-1], a.reshape(-1, *a.shape[-2:])
+
+    def blocks(width: int, below: int) -> jax.Array:
+        """Blocks on the diagonal, or of each two of them the one below the first: [count, matrices, width, width]."""
+        starts = range(0, size, width * (1 + below))
+        return jnp.stack(
+            [matrices[:, n + below * width : n + below * width + width, n : n + width] for n in starts]
+        )
+
+    last = jnp.moveaxis(blocks(_BLOCK, 0), (2, 3), (0, 1))  # [16, 16, count, matrices]
+
+    def substitute(row: jax.Array, rows: jax.Array) -> jax.Array:
+        start = (jnp.arange(_BLOCK) == row).astype(a.dtype)[:, None, None]
+        return rows.at[row].set(start - (last[row][:, None] * rows).sum(axis=0))
+
+    rows = lax.fori_loop(0, _BLOCK, substitute, jnp.zeros_like(last))
+    inverse, width = jnp.moveaxis(rows, (0, 1), (2, 3)), _BLOCK
+    while width < size:
+        upper, lower = inverse[::2], inverse[1::2]
+        inner = product(blocks(width, 1), upper, (3, 2), batch=2)
+        left = jnp.concatenate([upper, -product(lower, inner, (3, 2), batch=2)], axis=2)
+        right = jnp.concatenate([jnp.zeros_like(upper), lower], axis=2)
+        inverse, width = jnp.concatenate([left, right], axis=3), 2 * width
+    return inverse[0].reshape(a.shape)
 
 
 def _inverse_forward(a: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,7 @@ what may be done with it. Loading, export, sharding, int8 and LoRA read them fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -75,6 +75,25 @@ def parameter(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,
         readout=readout, mixer=mixer, pieces=pieces, file_rows=file_rows,
     )  # fmt: skip
+
+
+def places_in_tensor(outputs: Mapping[str, int], *, groups: int = 1) -> dict[str, dict[str, Any]]:
+    """Return where matrices lie in one tensor of a file that holds all of them, as arguments of :func:`parameter`.
+
+    Args:
+      outputs: number of outputs of each matrix by its name, in the order of the file.
+      groups: the tensor holds so many groups of rows, each with an equal part of every matrix.
+    """
+    total, start = sum(outputs.values()), 0
+    found: dict[str, dict[str, Any]] = {}
+    for name, size in outputs.items():
+        firsts = range(start // groups, total, total // groups)
+        found[name] = {
+            "pieces": tuple((first, first + size // groups) for first in firsts),
+            "file_rows": total,
+        }
+        start += size
+    return found
 
 
 def drawn(

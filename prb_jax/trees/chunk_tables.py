@@ -1,9 +1,9 @@
 """Chunks of packed streams, for layers that keep a recurrent state: a forest in one pass, a state for each depth.
 
-A stream is cut into *runs*, in which nothing branches and no conversation ends before the last token. Runs are cut into
-chunks of at most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of the
-chunk before it in its conversation. Streams are in depth-first order, so that state is the last one written at its
-depth, and one *slot* for each depth is enough.
+A stream is cut into *runs*: nothing branches in a run, and no conversation ends before its last token. Runs are cut
+into chunks of at most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of
+the chunk before it in its conversation. Streams stand in depth-first order, so that state is the last one written at
+its depth. One *slot* for each depth is enough.
 """
 
 from __future__ import annotations

@@ -127,8 +127,18 @@ def dequantised(params: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "family",
     sweep(
-        ["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_5"],
-        few=(2, 4, 5, 6, 7),
+        [
+            "llama-llama3",
+            "llama-yarn",
+            "qwen3",
+            "gemma2",
+            "gemma3",
+            "qwen3_moe",
+            "gpt_oss",
+            "qwen3_5",
+            "qwen3_next",
+        ],
+        few=(2, 4, 6, 7, 8),
     ),
 )
 def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) -> None:

@@ -43,7 +43,7 @@ def _as_saved(name: str, value: np.ndarray, family: str) -> list[tuple[str, np.n
     if family == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     layer, _, matrix = name.rpartition(".experts.")
-    if not layer or family not in ("mixtral", "qwen2_moe", "qwen3_moe"):
+    if not layer or family not in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next"):
         return [(name, value)]
     names = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     found = []

@@ -70,6 +70,7 @@ def families(*few: str) -> list[Any]:
         "mixtral",
         "gpt_oss",
         "qwen3_5",
+        "qwen3_next",
     ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -104,6 +105,7 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
         "qwen2_moe",
         "gpt_oss",
         "qwen3_5-tail",
+        "qwen3_next",
     ),
 )
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):

@@ -13,7 +13,8 @@ Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
 
 # Weights of the layers' matrices, by shape.
 _WEIGHTS = {
-    "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9, "qwen3-8b": 8.2e9,
+    "qwen3.5-40m": 0.04e9, "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9,
+    "qwen3-8b": 8.2e9,
 }  # fmt: skip
 # Mixtures of experts: weights that a token goes through, and all.
 _MIXTURES = {"qwen3-110m-a40m": (0.04e9, 0.11e9), "qwen3-30b-a3b": (3.3e9, 30.5e9)}

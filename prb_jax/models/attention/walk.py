@@ -140,7 +140,9 @@ def with_sinks(out: jax.Array, log: jax.Array, sinks: jax.Array | None) -> jax.A
     """
     if sinks is None:
         return out
-    kept = jax.nn.sigmoid(log - sinks.astype(jnp.float32))
+    # Not as a logistic function, whose derivative would be a difference from 1: most sinks have little weight. Padding
+    # has denominators of almost 0, so that the exponent has a bound.
+    kept = 1.0 / (1.0 + jnp.exp(jnp.minimum(sinks.astype(jnp.float32) - log, 80.0)))
     return (out.astype(jnp.float32) * kept[..., None]).astype(out.dtype)
 
 

@@ -66,6 +66,7 @@ class Recurrence:
     key_dim: int
     value_dim: int
     taps: int  # tokens that the causal convolution sees, the current token included
+    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, with all of one key head together
 
     @property
     def widths(self) -> dict[str, int]:
@@ -364,6 +365,7 @@ def _recurrence(fields: FieldReader, family: Family) -> Recurrence:
         key_dim=size("key_head_dim"),
         value_dim=size("value_head_dim"),
         taps=size("conv_kernel_dim", 2),
+        grouped=family.grouped_recurrence,
     )
     if sizes.value_heads % sizes.key_heads:
         raise fields.error(

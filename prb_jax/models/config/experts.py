@@ -99,11 +99,13 @@ def parse_experts(
         if fields.has(name) and fields.value(name) != every:
             raise fields.error(name, f"{every}, as a model with experts in some layers only is not supported")
     normalised = names.normalised
+    if normalised is None:
+        normalised = fields.flag("norm_topk_prob", default=absent.get("norm_topk_prob", False))
     return Experts(
         count=count,
         chosen=chosen,
         size=fields.integer(names.size, default=absent.get(names.size)),
-        normalised=fields.flag("norm_topk_prob", default=False) if normalised is None else normalised,
+        normalised=normalised,
         shared=fields.integer(_SHARED, default=absent[_SHARED]) if names.shared else 0,
         names=names,
         limit=fields.number("swiglu_limit", default=7.0) if names.clamped else None,

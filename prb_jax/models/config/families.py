@@ -49,6 +49,9 @@ class Family:
     recurrent: bool = (
         False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
     )
+    grouped_recurrence: bool = (
+        False  # their files hold queries, keys, values and gates head by head in one tensor
+    )
     attention_gate: bool = (
         False  # attention's output is multiplied by the sigmoid of a gate, in ``q_proj`` too
     )
@@ -259,6 +262,14 @@ _BUILTIN: Mapping[str, Family] = MappingProxyType(
         "qwen3_5_text": family(
             "Qwen3_5Text", _RECURRENT, **_BIAS, **_RECURRENT_FACTS,
             unused_rope_fields=("mrope_section", "mrope_interleaved"),
+        ),
+        "qwen3_next": family(
+            "Qwen3Next", _RECURRENT,
+            {
+                "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+            },
+            **_BIAS, **_RECURRENT_FACTS, grouped_recurrence=True, experts=replace(QWEN_EXPERTS, shared=True),
         ),
     }
 )  # fmt: skip

@@ -34,7 +34,11 @@ def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKin
         rotates = _listed_rotations(fields, family, layers=layers)
     if family.windows == "refused" and fields.flag("use_sliding_window", default=False):
         raise fields.error("use_sliding_window", "false, as sliding windows are not supported in this family")
-    if family.windows == "none":
+    if family.windows == "refused":
+        fields.value("sliding_window")  # of no use then, and 0 in files of transformers 5
+        if any(_listed_windows(fields, layers=layers) or ()):
+            raise fields.error("layer_types", "'full_attention' for every layer, or no such field")
+    if family.windows in ("none", "refused"):
         return LayerKinds(window=None, slides=(False,) * layers, rotates=rotates)
     window, slides = _windows(fields, family, rotates=rotates)
     if family.unrotated == "full" and window is not None:
@@ -47,12 +51,12 @@ def _windows(
 ) -> tuple[int | None, tuple[bool, ...]]:
     default, layers = family.defaults["sliding_window"], len(rotates)
     window = fields.optional_integer("sliding_window", default=default)
-    by_flag = family.windows in ("used", "refused", "upper", "unrotated")
+    by_flag = family.windows in ("used", "upper", "unrotated")
     if by_flag and not fields.flag("use_sliding_window", default=False):
         window = None
     slides = _listed_windows(fields, layers=layers)
 
-    if family.windows in ("every", "used", "refused"):
+    if family.windows in ("every", "used"):
         uniform = (window is not None,) * layers
         if slides is not None and slides != uniform:
             # transformers warns and then ignores the list for this family.

@@ -303,12 +303,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
     (
         {
-            "model_type": "qwen3_next_moe",
-            "architectures": ["Qwen3NextMoeForCausalLM"],
+            "model_type": "qwen3_moe_plus",
+            "architectures": ["Qwen3MoePlusForCausalLM"],
             "num_expert_groups": 8,
             "norm_topk_prob": True,
         },
-        r"'qwen3_next_moe' \(Qwen3NextMoeForCausalLM\)\. The nearest known family is 'qwen3_moe', which does not read "
+        r"'qwen3_moe_plus' \(Qwen3MoePlusForCausalLM\)\. The nearest known family is 'qwen3_moe', which does not read "
         r"num_expert_groups\. Supported",
     ),
     ({"model_type": None}, "'model_type'"),
