@@ -1,1 +1,1 @@
-"""The machines: meshes of devices, jobs of several processes, storage behind URLs."""
+"""Devices and machines: device meshes, multi-process jobs, and object storage behind URLs."""

@@ -1,4 +1,4 @@
-"""A file appears whole under its name, or not at all."""
+"""Atomic writes: a file appears complete under its name, or not at all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import BinaryIO
 
 
 def temporary_name(path: Path) -> Path:
-    """Return where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
+    """Return the name of an unfinished file; a killed process may leave one behind, and the next one overwrites it."""
     return path.with_name(f".{path.name}.tmp")
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under a temporary name; at the end it is flushed to the disk and renamed to ``path``.
+    """Open a file under a temporary name; on exit, flush it to disk and rename it to ``path``.
 
     Raises:
-      OSError: it cannot be written; nothing is left behind.
+      OSError: the file cannot be written; nothing is left behind.
     """
     temporary = temporary_name(path)
     try:

@@ -1,4 +1,4 @@
-"""Paths as users give them: URLs of object storage get a local path, by `storage/`, and are shown as URLs."""
+"""Paths as users give them: `storage/` maps URLs of object storage to local paths, and messages show the URLs."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from prb_jax.errors import RunError
 from prb_jax.seams import get
 
 OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
-"""Parameters and options that name what is written; every other one names what is read."""
+"""Parameters and options that name outputs; all others name inputs."""
 
 CACHE: Final = "cache"
-"""The option of `prb build` that is read and written by several runs."""
+"""Option of `prb build` for a cache that several runs read and write."""
 
-# A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
+# URLs also occur inside NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN. A Path turns "gs://" into "gs:/".
 _URL: Final = re.compile(
     r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
 )
 
 copies: dict[str, str] = {}
-"""Of each URL that was fetched or staged, where it lies on this machine."""
+"""Local path of each URL that was fetched or staged."""
 
 
 def names_url(value: object) -> bool:
-    """Whether a text, a path, or one of a list of these names an object of gs:// or s3://."""
+    """Return True if a text or path, or any entry of a list of these, contains a gs:// or s3:// URL."""
     if isinstance(value, str | Path):
         return _URL.search(str(value)) is not None
     return isinstance(value, list | tuple) and any(isinstance(v, str | Path) and names_url(v) for v in value)
 
 
 def localised(value: Any, *, output: bool = False) -> Any:
-    """Return a value with a local path in the place of every URL; options and settings by their fields.
+    """Return a value with every URL replaced by a local path, also in the fields of options and settings.
 
     Args:
-      value: as a user gives it; what names no URL comes back as it is.
-      output: it names what is written; the local folder is pushed while the session of storage is open, and at its end.
+      value: Value from the user; returned unchanged if it contains no URL.
+      output: If True, the value names an output: the storage session pushes its local folder regularly and at the end.
 
     Raises:
-      RunError: there is nothing at the URL, or the store cannot be read.
+      RunError: the URL does not exist, or the store cannot be read.
     """
     if isinstance(value, str | Path):
         if not names_url(value):
@@ -72,11 +72,13 @@ def _with_local_fields(value: Any) -> Any:
 
 
 def _no_cache(path: object) -> RunError:
-    return RunError(f"{path}: several builds write to it, so it needs a file system: expected a local folder")
+    return RunError(
+        f"{path}: several builds write to the cache, so it needs a file system: expected a local folder"
+    )
 
 
 def shown(value: Any) -> Any:
-    """Return a text, or the texts in a list or an object of JSON, with the URLs that local copies stand for."""
+    """Return a text, or all texts in a JSON value, with local copies replaced by their URLs."""
     if not copies:
         return value
     if isinstance(value, str):

@@ -1,12 +1,12 @@
-"""Meshes and shardings: one table says which mesh axis holds which logical axis.
+"""Meshes and shardings: one table maps logical axes to mesh axes.
 
 Axes of the mesh, always all four: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
 layer by layer), ``sequence`` (the tokens of a stream split, for long profiles) and ``tensor`` (heads, and the mlp or
 its experts, split). Streams are dealt over ``data`` and ``fsdp``.
 
-Slices of TPUs are joined by a network (DCN) that is much slower than the links within one. One axis crosses it:
-``data``, over which scoring exchanges nothing but scores, and training one sum of gradients a microbatch; or
-``fsdp`` where it is asked for, which sends every layer's parameters over it.
+TPU slices are connected by a network (DCN) that is much slower than the links within a slice. One axis crosses it:
+``data`` by default, which carries only scores, or in training one gradient sum per microbatch; ``fsdp`` on request,
+which carries the parameters of every layer.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ class MeshShape:
 
     @property
     def devices(self) -> int:
-        """How many devices the mesh takes."""
+        """Number of devices in the mesh."""
         return self.data * self.fsdp * self.sequence * self.tensor
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts a batch of streams is split."""
+        """Number of parts that a batch of streams is split into."""
         return self.data * self.fsdp
 
 
 CROSSING = ("data", "fsdp")
-"""Axes that may cross from slice to slice: ``dcn=NAME`` in a mesh's text, ``data`` where it says nothing."""
+"""Axes that may cross slices: ``dcn=NAME`` in a mesh's text, ``data`` by default."""
 
 
 def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
-    """Sizes from ``"fsdp=4,tensor=2"``; -1 takes what is left; ``None`` splits parameters over all devices.
+    """Parse ``"fsdp=4,tensor=2"``; -1 uses the remaining devices; ``None`` splits parameters over all devices.
 
     Args:
-      text: sizes of axes; of several slices, also ``dcn=fsdp`` for the axis that crosses them.
-      devices: how many there are.
-      slices: how many slices they make up; ``None`` then splits parameters over the devices of each slice, and
-        each slice has a copy.
+      text: Sizes of axes; with several slices, also ``dcn=fsdp`` for the axis that crosses them.
+      devices: Number of devices.
+      slices: Number of slices. With several, ``text=None`` splits parameters within a slice, and each slice has
+        a copy.
 
     Raises:
-      MeshError: unknown or repeated axis, bad size, a product that is not the number of devices, or an axis that
-        should cross the slices and is no multiple of their number.
+      MeshError: unknown or repeated axis, bad size, a product that differs from the number of devices, or a crossing
+        axis whose size is not a multiple of the number of slices.
     """
     if not text:
         return MeshShape(data=slices, fsdp=devices // slices)
@@ -99,7 +99,7 @@ def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
         )
     if crossing is not None and slices == 1:
         raise MeshError(
-            f"mesh '{text}': dcn={crossing} is for several slices of TPUs, but these devices are one"
+            f"mesh '{text}': dcn={crossing} requires several TPU slices, but these devices are one slice"
         )
     axis = crossing or "data"
     if getattr(shape, axis) % slices:
@@ -112,7 +112,7 @@ def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
 
 
 def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
-    """Sizes by axis, -1 for one that takes what is left, and the axis of ``dcn=``."""
+    """Return sizes by axis (-1: the remaining devices) and the axis of ``dcn=``."""
     texts: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
@@ -137,15 +137,15 @@ def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
 
 
 def crossing_axis(text: str | None) -> str | None:
-    """The axis that a mesh's text names to cross from slice to slice, if it names one."""
+    """Return the axis that crosses slices if a mesh's text names it, else None."""
     return _read_mesh(text)[1] if text else None
 
 
 def all_devices() -> list[Any]:
-    """The devices of all processes.
+    """Return the devices of all processes.
 
     Raises:
-      MeshError: JAX has none, usually because ``JAX_PLATFORMS`` names what is not there.
+      MeshError: JAX finds none, usually because ``JAX_PLATFORMS`` names a missing platform.
     """
     try:
         return jax.devices()
@@ -158,12 +158,12 @@ def all_devices() -> list[Any]:
 
 
 def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices (or the given ones); see :func:`parse_mesh`.
+    """Return the mesh over all devices (or the given ones); see :func:`parse_mesh`.
 
-    Devices of several slices of TPUs are laid out so that all axes but one stay within a slice.
+    With several TPU slices, all axes but one stay within a slice.
 
     Raises:
-      MeshError: as :func:`parse_mesh`; slices of different sizes; no device.
+      MeshError: see :func:`parse_mesh`; slices of different sizes; no device.
     """
     chosen_devices = list(all_devices() if devices is None else devices)
     by_slice = Counter(
@@ -191,10 +191,10 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
 
 
 def meet(mesh: Mesh) -> Mesh:
-    """Let the CPUs of several processes exchange something over every combination of the mesh's axes; return the mesh.
+    """Warm up the collectives of CPU processes over every combination of the mesh's axes; return the mesh.
 
-    Devices that exchange something for the first time wait 30 seconds for each other, and then fail or wait forever;
-    later there is no such limit. The first time would be behind a compile, which may take one process longer than that.
+    The first collective of a group waits only 30 seconds for its members, then fails or hangs; later ones have no
+    such limit. Without a warm-up the first one follows a compilation, which may delay one process for longer than that.
     """
     devices = mesh.devices.flatten().tolist()
     several = devices[0].platform == "cpu" and jax.distributed.is_initialized()
@@ -219,12 +219,12 @@ def meet(mesh: Mesh) -> Mesh:
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:
-    """The sizes of a mesh made by :func:`make_mesh`."""
+    """Return the sizes of a mesh made by :func:`make_mesh`."""
     return MeshShape(**{name: mesh.shape[name] for name in MESH_AXES})
 
 
 def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
-    """Logical axes translated by :data:`RULES`."""
+    """Translate logical axes by :data:`RULES`."""
     return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
 
 
@@ -261,7 +261,7 @@ def check_heads(mesh: Mesh, *, heads: Mapping[str, int]) -> None:
 
 
 def check_tokens(mesh: Mesh, tokens: int) -> None:
-    """Every device takes as many tokens of a stream as the others.
+    """Check that every device gets the same number of tokens of a stream.
 
     Raises:
         MeshError: the sequence axis does not divide the tokens.
@@ -274,24 +274,24 @@ def check_tokens(mesh: Mesh, tokens: int) -> None:
 
 
 def shown_axes(mesh: Mesh, names: Sequence[str]) -> str:
-    """Those axes that split anything, with their sizes, for messages."""
+    """Return the axes larger than 1 with their sizes, for messages."""
     return " x ".join(f"{name}={mesh.shape[name]}" for name in names if mesh.shape[name] > 1)
 
 
 def batch_sharding(mesh: Mesh, rank: int) -> NamedSharding:
-    """Rows over the data and fsdp axes, everything else whole."""
+    """Return a sharding that splits rows over the data and fsdp axes and nothing else."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"], *([None] * (rank - 1))))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Return a sharding that copies an array to every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def constrainer(mesh: Mesh | None) -> Constrain:
-    """A function of (array, logical axes) that states how an activation is split over ``mesh``.
+    """Return a function of (array, logical axes) that constrains how an activation is split over ``mesh``.
 
-    Without a mesh, or on one device, it changes nothing.
+    Without a mesh, or on one device, the function returns its input.
     """
     if mesh is None or mesh.size == 1:
         return lambda x, axes: x
@@ -303,9 +303,9 @@ def constrainer(mesh: Mesh | None) -> Constrain:
 
 
 def on_any_mesh(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
-    """Return a function for ``mesh`` as one that programs on any other mesh of the same devices may call.
+    """Wrap a function for ``mesh``: programs on any other mesh of the same devices may call it.
 
-    Where the caller's mesh has explicit axes, every array of its program is of that mesh, and so is the result.
+    If the caller's mesh has explicit axes, its program requires arrays on that mesh, so the result is resharded to it.
     """
 
     def run(*arguments: Any) -> jax.Array:
@@ -318,5 +318,5 @@ def on_any_mesh(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[...,
 
 
 def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """A global array whose rows this process has in full: [B, ...] -> each device takes its part."""
+    """Make a global array of rows that this process holds in full: [B, ...]; each device gets its part."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

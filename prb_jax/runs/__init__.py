@@ -1,6 +1,6 @@
 """Run folders: identity, append-only rows, atomic writes, progress.
 
-Here stands the command line of this process, as the records of its runs tell it: empty in a program that calls the
+This module keeps the command line of this process for the records of its runs: empty in a program that calls the
 library.
 """
 
@@ -10,10 +10,10 @@ _words: list[str] = []
 
 
 def command_line() -> list[str]:
-    """Return the words of the command, `prb` first; none where Python called."""
+    """Return the words of the command, `prb` first; empty if Python code made the call."""
     return list(_words)
 
 
 def set_command_line(words: Sequence[str]) -> None:
-    """Record these words from now on."""
+    """Record these words in the runs that start from now on."""
     _words[:] = words

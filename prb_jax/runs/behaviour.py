@@ -1,7 +1,7 @@
 """``behaviour.json`` of a run: how well a policy behaved under each reward model, user by user.
 
-Every verb that lets reward models change a behaviour writes this file, and `prb correlate` reads it. A figure is a mean
-over rows (prompts or pairs), higher is better; it is kept as sums and counts by user, so that users can be resampled.
+Every verb in which reward models change a behaviour writes this file, and `prb correlate` reads it. A figure is a mean
+over rows (prompts or pairs); higher is better. It is stored as sums and counts by user, for resampling of users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prb_jax.runs.kind import check_file
 
 BEHAVIOUR: Final = "behaviour.json"
 REPETITION: Final = "repetition"
-"""In a setting: what tells repetitions of one figure apart, as a seed."""
+"""Field of a setting that distinguishes repetitions of one figure, e.g. a seed."""
 
 _KIND: Final = "prb_jax behaviour"
 
@@ -45,14 +45,14 @@ class _BehaviourFile(TypedDict):
 class Figure:
     """One figure of the behaviour under one reward model."""
 
-    name: str  # of the figure, as "best-of-16"
-    reward_model: Mapping[str, Any]  # the identity of the reward model, as :func:`reward_identity` gives it
-    label: str  # how the reward model was called
-    # all else that decides the figure; figures of the same name and setting are compared
+    name: str  # e.g. "best-of-16"
+    reward_model: Mapping[str, Any]  # identity from :func:`reward_identity`
+    label: str  # name of the reward model for tables
+    # everything else that decides the figure; figures of the same name and setting are compared
     setting: Mapping[str, Any]
-    policy: str | None  # the architecture of the policy, where there is one
-    clusters: Sequence[str]  # [C] users, as :func:`cluster_of` gives them
-    # sums, counts: [C], of each user's rows
+    policy: str | None  # architecture of the policy, if any
+    clusters: Sequence[str]  # [C] users, from :func:`cluster_of`
+    # sums, counts: [C], over the rows of each user
     sums: Sequence[float]
     counts: Sequence[int]
 
@@ -60,12 +60,12 @@ class Figure:
 
     @property
     def repetition(self) -> Any:
-        """Which repetition of the figure this is; None if it was not repeated."""
+        """Value of the setting that identifies the repetition; None if the figure was not repeated."""
         return self.setting.get(REPETITION)
 
     @property
     def repeated_setting(self) -> dict[str, Any]:
-        """The setting that all repetitions share."""
+        """The setting without the field that identifies the repetition."""
         return {name: value for name, value in self.setting.items() if name != REPETITION}
 
     @property
@@ -75,12 +75,12 @@ class Figure:
 
 
 def cluster_of(user: str | None, row: str) -> str:
-    """Return the cluster of a row: its user, or itself where it has none."""
+    """Return the cluster of a row: its user, or the row itself if it has no user."""
     return f"row {row}" if user is None else f"user {user}"
 
 
 def pool(figures: Sequence[Figure]) -> Figure:
-    """Return repetitions of one figure as one: the mean over the rows of all of them."""
+    """Pool repetitions of one figure: the mean over all their rows."""
     sums: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
     for figure in figures:
@@ -97,7 +97,7 @@ def pool(figures: Sequence[Figure]) -> Figure:
 
 
 def reward_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells reward models apart: all but the name, or the name where there is nothing else."""
+    """Return the fields that identify a reward model: all but its name, or its name if there is nothing else."""
     rest = {key: value for key, value in identity.items() if key != "name"}
     return rest or {"name": identity.get("name")}
 
@@ -112,12 +112,12 @@ def figure_of(
     setting: Mapping[str, Any],
     policy: str | None,
 ) -> Figure:
-    """Return the figure of values, one for each row.
+    """Return the figure of one value per row.
 
     Args:
-      values, clusters: of the rows.
+      values, clusters: Value and cluster of each row.
       name, label, setting, policy: see :class:`Figure`.
-      identity: of the reward model, with or without a name.
+      identity: Identity of the reward model, with or without a name.
     """
     parts: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
@@ -135,10 +135,10 @@ def figure_of(
 
 
 def write_behaviour(folder: Path, figures: Sequence[Figure]) -> None:
-    """Write the file.
+    """Write ``behaviour.json``.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: the file cannot be written.
     """
     write_json(
         folder / BEHAVIOUR, {"kind": _KIND, "format": 1, "figures": [asdict(figure) for figure in figures]}
@@ -149,7 +149,7 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
     """Return the figures of a run.
 
     Raises:
-      RunError: there is no such file in the folder, or it is not what a run writes.
+      RunError: the folder has no such file, or the file is not valid.
     """
     path = Path(folder) / BEHAVIOUR
     if not path.exists():
@@ -161,14 +161,14 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
     record = read_object(path, error=RunError)
     check_schema(record, _BehaviourFile, where=str(path), error=RunError)
     if not record["figures"]:
-        raise RunError(f"{path}: field 'figures': expected a figure or more, found none")
+        raise RunError(f"{path}: field 'figures': expected at least one figure, found none")
     return [_figure(path, number, value) for number, value in enumerate(record["figures"])]
 
 
 def _figure(path: Path, number: int, value: dict[str, Any]) -> Figure:
     where = f"{path}: figures[{number}]"
     if odd := value.keys() - {field.name for field in fields(Figure)}:
-        raise RunError(f"{where}: field {quote(min(odd))} belongs to no figure")
+        raise RunError(f"{where}: field {quote(min(odd))} is not a field of a figure")
     sizes = {len(value[name]) for name in ("clusters", "sums", "counts")}
     if len(sizes) > 1 or sizes == {0}:
         raise RunError(f"{where}: expected clusters, sums and counts of one length")

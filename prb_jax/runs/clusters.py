@@ -1,7 +1,7 @@
-"""``clusters.jsonl`` of a run: the users and responses over which its intervals are taken, where rows do not tell.
+"""``clusters.jsonl`` of a run: users and responses that its intervals cluster by, if the rows do not contain them.
 
-It is there where users were derived from profiles, or several users judge the same responses. One line for each row
-of ``scores.jsonl``, in its order: id, user, and the keys of the responses (null where the data are not crossed).
+A run has this file if users were derived from profiles, or if several users judge the same responses. One line per row
+of ``scores.jsonl``, in the same order: id, user, and the keys of the responses (null if the data are not crossed).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ROWS = RowKind(CLUSTERS, "clusters", itemgetter("id"), _Line)
 
 
 def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) -> None:
-    """Write the file of rows that do not tell their clusters themselves.
+    """Write the clusters of rows that do not contain them.
 
     Args:
-      folder: of the run.
-      rows: of the run.
-      clusters: of the rows, in their order.
+      folder: Run folder.
+      rows: Rows of the run.
+      clusters: Clusters of the rows, in the same order.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: the file cannot be written.
     """
     path = folder / CLUSTERS
     with writing(path), whole_file(path) as file:
@@ -49,11 +49,11 @@ def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) 
 
 
 def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:
-    """Return the clusters of the rows of a run: those of the file, or else by the users of the rows.
+    """Return the clusters of a run's rows: from the file, or else by the users of the rows.
 
     Args:
-      folder: of the run.
-      rows: of the run, in any order.
+      folder: Run folder.
+      rows: Rows of the run, in any order.
 
     Raises:
       RunError: the file cannot be read, or does not belong to these rows.
@@ -63,15 +63,13 @@ def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:
         return Clusters(tuple(row.user_id for row in rows))
     by_id = _ROWS.read(path)
     if by_id.keys() != {row.id for row in rows}:
-        raise RunError(f"{path}: does not name the comparisons of this run, each once")
+        raise RunError(f"{path}: expected each comparison of this run exactly once")
     lined = [by_id[row.id] for row in rows]
     crossed = bool(lined) and lined[0]["responses"] is not None
     for row, value in zip(rows, lined, strict=True):
         alike = value["derived"] == lined[0]["derived"] and (value["responses"] is not None) == crossed
         if not alike or (not value["derived"] and value["user"] != row.user_id):
-            raise RunError(
-                f"{path}: {quote(row.id)}: does not belong to the other lines, or to the row in the run"
-            )
+            raise RunError(f"{path}: {quote(row.id)}: does not match the other lines, or the row in the run")
     return Clusters(
         tuple(value["user"] for value in lined),
         tuple(tuple(value["responses"]) for value in lined) if crossed else None,

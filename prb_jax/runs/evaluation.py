@@ -1,12 +1,12 @@
-"""The run folder of `prb evaluate`, `prb judge` and the controls, while it is written and when it is finished.
+"""The run folder of `prb evaluate`, `prb judge` and the controls, during and after the run.
 
-``scores.jsonl``    one row for each comparison, in the order of completion; when the last one is there, rewritten once
-                    in the order of the input.
-``blocks.jsonl``    while data larger than memory is read: the digest of each block that was read, before any score of
-                    it. Until the end the digest of the data and the number of its comparisons are null in
-                    ``run.json``; a run that is continued compares the blocks with what it reads again.
-``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, the tokens computed, and
-                    the comparisons whose two sides have the same tokens; the sums then stand in ``run.json``.
+``scores.jsonl``    One row per comparison, in the order of completion; rewritten once at the end, in the order of the
+                    input.
+``blocks.jsonl``    Only while data larger than memory is read: the digest of each block, written before any score of
+                    the block. Until the end ``run.json`` has null for the digest of the data and the number of its
+                    comparisons. A continued run compares these blocks with the data that it reads again.
+``computed.jsonl``  Until the run is finished: for each batch of a model one comparison of the batch, the tokens
+                    computed, and the comparisons with equal token sequences on both sides. ``run.json`` gets the sums.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
-"""A row for each comparison that a judge judged: its verdicts or ratings, and its replies."""
+"""One row per comparison that a judge judged: its verdicts or ratings, and its replies."""
 CLUSTERS: Final = "clusters.jsonl"
 LEFT_OUT: Final = "left_out.jsonl"
 BLOCKS: Final = "blocks.jsonl"
 COMPUTED: Final = "computed.jsonl"
 COMPUTED_TOKENS: Final = "computed_tokens"
 CONTROL_RUNS: Final = "controls"
-"""The folder, within that of a run, with the run folder of each control."""
+"""Folder inside a run folder with the run folder of each control."""
 _LARGEST_COUNT: Final = 1 << 62
 _LARGEST_SCORE: Final = 3.4028234663852886e38  # of float32
 
 
 def _as_object(row: ScoredRow) -> Row:
-    """The object of a row; float32 values as the float64 they equal, so that reading them gives the same bits."""
+    """Return the JSON object of a row; float32 becomes the equal float64, so reading restores the same bits."""
     scores = [float(score) for score in row.scores]
     if not all(math.isfinite(score) for score in scores):
         raise RunError(
@@ -59,10 +59,10 @@ def _as_row(value: dict[str, Any]) -> ScoredRow:
     row = ScoredRow(**{name: value[name] for name in _FIELDS})
     cuts = (row.truncated,) if isinstance(row.truncated, int) else row.truncated.values()
     if odd := value.keys() - set(_FIELDS):
-        raise ValueError(f"field {quote(min(odd))} belongs to no row")
+        raise ValueError(f"field {quote(min(odd))} is not a field of a row")
     if not len(row.scores) == len(row.labels) >= 2:
         raise ValueError(
-            f"expected a label for each score, two or more, found {len(row.scores)} and {len(row.labels)}"
+            f"expected one label per score, at least two, found {len(row.scores)} and {len(row.labels)}"
         )
     if any(abs(score) > _LARGEST_SCORE for score in row.scores):
         raise ValueError(f"field 'scores': expected float32 numbers, found {quote(row.scores)}")
@@ -102,7 +102,7 @@ class _Source(TypedDict, total=False):
 
 
 class RecordedData(TypedDict):
-    """What ``run.json`` says of the data; of a log of another harness there is more."""
+    """Fields of ``run.json`` about the data; logs of other harnesses have more."""
 
     sources: NotRequired[list[_Source]]
     subset: NotRequired[str | None]
@@ -132,7 +132,7 @@ class EvaluationInputs(TypedDict):
     profile_posts: NotRequired[int | None]
     max_length: NotRequired[int | None]
     limit: NotRequired[int | None]
-    # by kind; under "upper_bound" the kinds that no model could know
+    # by kind; "upper_bound" lists the kinds that no model could know
     hints: NotRequired[dict[str, _Hint | list[str]]]
     control: NotRequired[str]
     part: NotRequired[str]
@@ -143,41 +143,41 @@ EVALUATION: Final = RunKind(
     "prb evaluate",
     rows=SCORE_ROWS,
     inputs=EvaluationInputs,
-    # the last ones are RewardBench's result files: `AGGREGATES` of `prb_jax.records.benchmarks.benchmark`
+    # the last pattern matches RewardBench's result files: `AGGREGATES` of `prb_jax.records.benchmarks.benchmark`
     sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, "*/eval-set/**/*.json"),
 )
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a model computed for a run."""
+    """Tokens and equal pairs that a model computed for a run."""
 
     tokens: int  # without padding
-    equal_sides: EqualSides | None  # None where no comparison has them
+    equal_sides: EqualSides | None  # None if no comparison has equal sides
 
 
 @dataclass(frozen=True)
 class EvaluationFolder(RunFolder):
     """An open run folder of an evaluation."""
 
-    # rows of the blocks of data that were read so far; None where all data is known as a whole
+    # digests of the blocks read so far; None if the data is known as a whole
     blocks: RowFile[Row] | None
 
     def known_blocks(self) -> list[list[str]]:
-        """Return the sha256 of each block that the scores may be of, for each file that is not read to its end."""
+        """Return the sha256 of each recorded block, per file; scores of later blocks do not exist."""
         rows = {} if self.blocks is None else self.blocks.rows
         known: list[list[str]] = [[] for _ in {file for file, _ in rows}]
         for (file, block), row in rows.items():
             if file not in range(len(known)) or block != len(known[file]):
                 raise RunError(
-                    f"{self.path / BLOCKS}: {file}, {block}: not the next block of a file; put the file back as it was "
-                    "written, or give --out another folder"
+                    f"{self.path / BLOCKS}: {file}, {block}: not the next block of a file; restore the file as it was "
+                    "written, or choose another folder with --out"
                 )
             known[file].append(row["sha256"])
         return known
 
     def append_blocks(self, digests: Sequence[Sequence[str]]) -> None:
-        """Add the digests of the blocks that were read so far, for each file, before any score of them."""
+        """Append the digests of the blocks read so far, per file, before any score of these blocks."""
         if self.blocks is not None:
             rows = (
                 {"file": file, "block": block, "sha256": digest}
@@ -187,10 +187,10 @@ class EvaluationFolder(RunFolder):
             self.blocks.append(rows, sync=True)
 
     def settle(self, inputs: Mapping[str, Any]) -> None:
-        """Say in ``run.json`` what the data is, now that it was read to its end.
+        """Record in ``run.json`` the identity of the data, after it was read to its end.
 
         Raises:
-          RunError: it says something else already.
+          RunError: ``run.json`` records other data.
         """
         record, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
         check_same_inputs(self.path, _filled(record["inputs"], wanted), wanted)
@@ -199,19 +199,18 @@ class EvaluationFolder(RunFolder):
         _remove(self.path / BLOCKS)
 
     def append_computed(self, *, member: str, tokens: int, equal: Sequence[str]) -> None:
-        """Note how many tokens the batch with this comparison takes, and which of its comparisons have equal sides,
-        before its rows are added.
+        """Append the tokens of the batch with this comparison, and its comparisons with equal sides, before its rows.
 
-        A batch that is computed again has the same line again, which counts once.
+        A batch that is computed again appends the same line again, which counts once.
         """
         path = self.path / COMPUTED
         with writing(path), path.open("ab") as file:
-            # A torn line of a session that was killed stays alone.
+            # The leading newline separates this line from a torn one of a killed session.
             file.write(b"\n" + json.dumps([member, tokens, *equal]).encode() + b"\n")
 
     def computed(self, ids: Iterable[str]) -> Computed | None:
-        """Return the tokens and equal sides of all rows, given the ids of the comparisons in order; None if the scorer
-        does not report them."""
+        """Return the tokens and equal sides of all rows, for the comparisons' ids in order; None if the scorer does not
+        report them."""
         path = self.path / COMPUTED
         if not path.exists():
             tokens, sides = self.record.get(COMPUTED_TOKENS), self.record.get(EQUAL_SIDES)
@@ -221,7 +220,7 @@ class EvaluationFolder(RunFolder):
         by_member: dict[str, int] = {}
         equal: set[str] = set()
         for line in lines:
-            with contextlib.suppress(ValueError):  # empty, or torn: its batch was computed again
+            with contextlib.suppress(ValueError):  # empty or torn: a torn line's batch was computed again
                 member, tokens, *names = json.loads(line)
                 by_member[member] = tokens
                 equal.update(names)
@@ -229,7 +228,7 @@ class EvaluationFolder(RunFolder):
         return Computed(sum(by_member.values()), sides)
 
     def settle_computed(self, computed: Computed) -> None:
-        """Keep what was computed in ``run.json``, in place of the file of single batches."""
+        """Store the sums in ``run.json``, and remove the file of single batches."""
         record = {**(EVALUATION.read(self.path) or {}), COMPUTED_TOKENS: computed.tokens}
         if computed.equal_sides is not None:
             record[EQUAL_SIDES] = asdict(computed.equal_sides)
@@ -246,23 +245,23 @@ def open_evaluation(
     notes: Mapping[str, Any],
     by_blocks: bool = False,
 ) -> Iterator[EvaluationFolder]:
-    """Make the folder of an evaluation, or open it to continue.
+    """Create the folder of an evaluation, or open it to continue.
 
     Args:
-      out, inputs, session, notes: as of `RunKind.open`.
-      by_blocks: whether the caller compares the data with the blocks where the folder leaves it open.
+      out, inputs, session, notes: See `RunKind.open`.
+      by_blocks: If True, the caller compares the data with the blocks if the folder does not identify the data yet.
 
     Raises:
-      RunError: as `RunKind.open`; the blocks of data that is not known as a whole are not there.
+      RunError: see `RunKind.open`; or the folder has scores, but not the blocks that identify their data.
     """
 
     def compared(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
         both = _filled(recorded, wanted), _filled(wanted, recorded)
         if _is_open(recorded) and not by_blocks and both[0] == both[1]:
             raise RunError(
-                f"{out} holds a run that stopped before its data was read to the end, so that nothing tells "
-                "whether a prepared copy has the same contents: continue it with the files that it began "
-                "with, or give --out another folder"
+                f"{out} holds a run that stopped before its data was read to the end, so it is unknown whether a "
+                "prepared copy has the same contents: continue with the files that the run started with, or choose "
+                "another folder with --out"
             )
         return both
 
@@ -277,17 +276,17 @@ def open_evaluation(
         blocks = stack.enter_context(_BLOCK_ROWS.open(run.path)) if by_blocks else None
         if unread and not (blocks and blocks.rows):
             raise RunError(
-                f"{run.path / BLOCKS}: missing or empty, though there are scores; it says which data they are of: put "
-                "it back, or give --out another folder"
+                f"{run.path / BLOCKS}: missing or empty, but scores exist; the file identifies their data: "
+                "restore it, or choose another folder with --out"
             )
         yield EvaluationFolder(**vars(run), blocks=blocks)
 
 
 def is_settled(out: str | Path) -> bool:
-    """Whether a folder holds scores of data that is known as a whole, with which that at hand has to be compared first.
+    """Return True if a folder holds scores of fully known data, which the caller must compare with its data first.
 
     Raises:
-      RunError: the folder holds something else.
+      RunError: the folder holds another kind of run.
     """
     path = Path(out)
     scored = (path / SCORES).is_file() and (path / SCORES).stat().st_size > 0
@@ -301,13 +300,13 @@ def _remove(path: Path) -> None:
 
 
 def _is_open(inputs: Mapping[str, Any]) -> bool:
-    """Whether the inputs of a run leave open what its data is."""
+    """Return True if the inputs of a run do not identify its data yet."""
     data = inputs.get("data")
     return isinstance(data, Mapping) and data.get("comparisons", 0) is None
 
 
 def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inputs in which everything that is open stands as in other ones."""
+    """Return ``inputs`` with every open field filled in from ``other``."""
     data, known = inputs.get("data"), other.get("data")
     if not _is_open(inputs) or not isinstance(data, Mapping) or not isinstance(known, Mapping):
         return inputs

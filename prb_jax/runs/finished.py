@@ -1,4 +1,4 @@
-"""A finished evaluation, read: its figures are those of its rows, whatever ``summary.json`` says."""
+"""Read a finished evaluation: figures are recomputed from its rows, and ``summary.json`` must agree with them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _LeftOut(TypedDict):
 
 
 class _More(TypedDict, total=False):
-    """What the summary of a run has beside its figures."""
+    """Fields of a run's summary beside its figures."""
 
     model: str
     limit: int | None
@@ -112,14 +112,14 @@ class _More(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run folder of `prb evaluate` holds."""
+    """Contents of a run folder of `prb evaluate`."""
 
     path: Path  # the folder
-    record: dict[str, Any]  # what `run.json` says
-    # what `summary.json` says, with the figures of the model and its controls as the rows give them
+    record: dict[str, Any]  # contents of `run.json`
+    # contents of `summary.json`, with the figures of the model and its controls recomputed from the rows
     summary: dict[str, Any]
-    rows: list[ScoredRow]  # of `scores.jsonl`, in its order, at least one
-    clusters: Clusters  # of these rows: over what intervals are taken
+    rows: list[ScoredRow]  # rows of `scores.jsonl`, in order, at least one
+    clusters: Clusters  # of these rows, for intervals
 
     __repr__ = short_repr
 
@@ -128,15 +128,15 @@ def read_finished(folder: str | Path) -> FinishedRun:
     """Return the run in a folder.
 
     Raises:
-      RunError: there is no run of `prb evaluate` in it, or it is not finished, or its files cannot be read, are not
-        those that were written, or do not belong together: a figure of the summary is not that of the rows.
+      RunError: the folder has no run of `prb evaluate`, or the run is unfinished; or its files cannot be read, are
+        damaged, or do not belong together: a figure of the summary differs from the rows.
     """
     path = Path(folder)
     if not (path / RUN).is_file():
         raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it")
     if not (path / SUMMARY).exists():
         raise RunError(
-            f"{path}: the run is not finished: it has no {SUMMARY}; the command that began it finishes it"
+            f"{path}: the run is not finished: it has no {SUMMARY}; repeat the command that started it"
         )
     record, where = EVALUATION.read_finished(path), str(path / SUMMARY)
     summary = read_object(path / SUMMARY, error=RunError)
@@ -145,8 +145,8 @@ def read_finished(folder: str | Path) -> FinishedRun:
     rows = list(SCORE_ROWS.read(path).values())
     if not rows or summary["n"] != len(rows):
         raise RunError(
-            f"{path / SCORES}: holds {len(rows)} rows, but {SUMMARY} is of {summary['n']}; the files of a run "
-            "belong together: put back the whole folder, or evaluate again in another one"
+            f"{path / SCORES}: holds {len(rows)} rows, but {SUMMARY} counts {summary['n']}; the files of a run "
+            "belong together: restore the whole folder, or evaluate again in another one"
         )
     clusters = read_clusters(path, rows)
     try:
@@ -156,7 +156,7 @@ def read_finished(folder: str | Path) -> FinishedRun:
     for name in ("accuracy", "ties", "mean_margin", "users", "user_accuracy", "truncated"):
         _check_figure(where, name, summary.get(name), figures[name], is_required=name == "accuracy")
     for name, one in (summary.get("benchmarks") or {}).items():
-        # of a run of one source, whose rows are all of the benchmark; a record loads no plug-in
+        # only for runs of one source, whose rows all belong to the benchmark; reading a record loads no plug-in
         if len(summary["benchmarks"]) == len(record.get("data") or ()) == 1 and name in NAMES:
             score = get_benchmark(name).score(rows).score
             _check_figure(where, f"benchmarks.{name}.score", one["score"], score)
@@ -177,7 +177,7 @@ def read_finished(folder: str | Path) -> FinishedRun:
 def _figures(
     record: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[ScoredRow], clusters: Clusters
 ) -> dict[str, Any]:
-    """The figures of the rows; null of a baseline that is not defined on them, and of a judge without any verdict."""
+    """Return the figures of the rows; null for undefined baselines, and for judges without any verdict."""
     name = record["inputs"].get("model", {}).get("name")
     figures = summarise(rows, clusters=clusters, model=name)
     if summary["accuracy"] is None and (
@@ -188,7 +188,7 @@ def _figures(
 
 
 def _control_figures(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str, Any]:
-    """The figures of a control that its rows give; none where its folder was not kept."""
+    """Return the figures of a control from its rows; empty if its folder was not kept."""
     if not folder.is_dir():
         return {}
     control = read_finished(folder)
@@ -205,7 +205,7 @@ def _control_figures(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters
 
 
 def _check_figure(where: str, name: str, stated: Any, found: Any, *, is_required: bool = True) -> None:
-    """Refuse a figure that its rows do not give; one that an earlier version did not write may be missing."""
+    """Reject a figure that differs from its rows; figures that earlier versions did not write may be missing."""
     if stated is None and not is_required:
         return
     if stated == found or (
@@ -213,6 +213,6 @@ def _check_figure(where: str, name: str, stated: Any, found: Any, *, is_required
     ):
         return
     raise RunError(
-        f"{where}: field '{name}': found {quote(stated)}, but the rows of {SCORES} give {quote(found)}; the files of a "
-        "run belong together: put back the whole folder, or evaluate again in another one"
+        f"{where}: field '{name}': found {quote(stated)}, but the rows of {SCORES} give {quote(found)}; the files of "
+        "a run belong together: restore the whole folder, or evaluate again in another one"
     )

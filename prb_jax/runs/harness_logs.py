@@ -1,6 +1,6 @@
-"""Logs of other harnesses as finished runs: lm-evaluation-harness (`--log_samples`) and Inspect.
+"""Read logs of other harnesses as finished runs: lm-evaluation-harness (`--log_samples`) and Inspect.
 
-Each sample is a graded row (`ScoredRow.is_graded`), called TASK/ID, in the subset of its task where there are several.
+Each sample is a graded row (`ScoredRow.is_graded`), named TASK/ID; with several tasks, the task is its subset.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 
 CLUSTER: Final = ("user_id", "item_id")
-"""Fields of a sample by which rows are clustered, where the samples have them and no others are asked for."""
+"""Default fields of a sample to cluster rows by, if the samples have them."""
 
 _DATE: Final = r"\d{4}-\d\d-\d\dT[\d.-]+"
 _SAMPLES: Final = re.compile(rf"samples_(?P<task>.+)_(?P<date>{_DATE})\.jsonl")
 _RESULTS: Final = re.compile(rf".+_(?P<date>{_DATE})\.json")
-_INSPECT: Final = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"status":')  # how its logs in JSON begin
+_INSPECT: Final = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"status":')  # start of its JSON logs
 _NO_METRICS: Final = {
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
     *("doc_hash", "prompt_hash", "target_hash"),
@@ -41,19 +41,19 @@ _Sample = tuple[str, str, str, float, Mapping[str, Any]]  # task, id, digest of 
 
 
 def read_run(path: str | Path, *, metric: Sequence[str] = (), cluster: Sequence[str] = ()) -> FinishedRun:
-    """Return a finished run of `prb evaluate`, or the one that a log of another harness holds.
+    """Return a finished run of `prb evaluate`, or read the log of another harness as one.
 
     Args:
-      path: the folder of a run; the samples or the results file of lm-evaluation-harness, or the folder of both; a log
-        of Inspect (.eval or .json), or a folder of logs of one model on different tasks.
-      metric: which one to read of each task of a log: "acc", or "exact_match,strict-match" with the filter; of Inspect
-        the scorer, or "scorer,key". Needed where a log has several.
-      cluster: one or two fields of the samples of a log (of lm-eval's `doc`, of Inspect's `metadata`): rows with one
-        value of the first depend on each other, and of the second too. Those of `CLUSTER` that there are if not given.
+      path: Folder of a run; samples or results file of lm-evaluation-harness, or their folder; log of Inspect (.eval
+        or .json), or a folder of logs of one model on different tasks.
+      metric: Metric to read of each task of a log: "acc", or "exact_match,strict-match" with the filter; for Inspect
+        the scorer, or "scorer,key". Required if a log has several.
+      cluster: One or two fields of the samples of a log (of lm-eval's `doc`, of Inspect's `metadata`). Rows with the
+        same value of a field are treated as dependent. Default: the fields of `CLUSTER` that the samples have.
 
     Raises:
-      RunError: there is no finished run; a log has several metrics, samples without a grade, two samples of one id, or
-        a mean that is not the one in its results; a field to cluster by is missing.
+      RunError: there is no finished run; a log has several metrics, samples without a grade, two samples with one id,
+        or a mean that differs from its results; a field to cluster by is missing.
     """
     place = Path(path)
     if (place / RUN).exists() or not place.exists():
@@ -66,7 +66,7 @@ def read_run(path: str | Path, *, metric: Sequence[str] = (), cluster: Sequence[
     for (task, name, digest, grade, _), user in zip(samples, first, strict=True):
         id = f"{task}/{name}"
         if id in docs:
-            raise RunError(f"{place}: a second sample {quote(id)}; expected each once")
+            raise RunError(f"{place}: two samples {quote(id)}; expected each sample once")
         docs[id] = digest
         rows.append(ScoredRow(id, task if several else None, user, [grade], [1.0]))
     users = tuple(first)
@@ -127,7 +127,7 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
     result: Mapping[str, Any] = results[0] if results else {}
     if not files:
         raise RunError(
-            f"{place}: there are no samples_TASK_{date}.jsonl beside it: run lm-evaluation-harness with --log_samples"
+            f"{place}: found no samples_TASK_{date}.jsonl beside it: run lm-evaluation-harness with --log_samples"
         )
     samples, columns = list[_Sample](), dict[str, str]()
     for task, file in files.items():
@@ -141,7 +141,9 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
         columns[task] = column = _column(present, metric, where=str(file))
         name, _, kept = column.partition(",")
         if (result.get("higher_is_better", {}).get(task) or {}).get(name) is False:
-            raise RunError(f"{file}: lower is better for the metric {name}, which no run is ranked by")
+            raise RunError(
+                f"{file}: lower is better for the metric {name}; expected a metric where higher is better"
+            )
         chosen = [row for row in rows if row.get("filter", "none") == kept]
         grades = [_grade(row.get(name), f"{file}: doc {row['doc_id']}: {name}") for row in chosen]
         stated = (result.get("results", {}).get(task) or {}).get(column)
@@ -177,7 +179,7 @@ def _inspect(
     for file in files:
         try:
             log = read_eval_log(str(file), exclude_fields=_UNREAD)
-        except Exception as error:  # of its reader, which may raise anything at a file that is damaged
+        except Exception as error:  # its reader may raise any error on a damaged file
             raise RunError(f"{file}: cannot be read as a log of Inspect: {error}") from error
         if log.status != "success" or getattr(log, "invalidated", False) or not log.samples:
             state = "invalidated" if log.status == "success" and log.samples else log.status
@@ -209,7 +211,7 @@ def _inspect(
 
 
 def _inspect_values(sample: Any) -> dict[str, Any]:
-    """The values of a sample by "scorer", or by "scorer,key" where a scorer gives several."""
+    """Return the values of a sample by "scorer", or by "scorer,key" if a scorer gives several."""
     values: dict[str, Any] = {}
     for scorer, score in (sample.scores or {}).items():
         if isinstance(score.value, Mapping):
@@ -220,11 +222,11 @@ def _inspect_values(sample: Any) -> dict[str, Any]:
 
 
 def _inspect_sample(task: str, name: str, column: str, epochs: Sequence[Any], file: Path) -> _Sample:
-    """The mean over epochs, of those that have a score, as Inspect takes it."""
+    """Return the mean over the epochs that have a score, as Inspect computes it."""
     where, grades, digests = f"{file}: sample {name}", list[float](), set[str]()
     seen = {epoch.epoch for epoch in epochs}
     if len(seen) < len(epochs):
-        raise RunError(f"{where}: an epoch is there twice; expected each once")
+        raise RunError(f"{where}: one epoch occurs twice; expected each once")
     for epoch in epochs:
         value = _inspect_values(epoch).get(column)
         if value is not None and not (isinstance(value, float) and math.isnan(value)):
@@ -235,7 +237,7 @@ def _inspect_sample(task: str, name: str, column: str, epochs: Sequence[Any], fi
     if not grades:
         error = getattr(epochs[0].error, "message", None)
         raise RunError(
-            f"{where}: has no score by {column}{f' ({error})' if error else ''}; no row can be paired"
+            f"{where}: has no score of {column}{f' ({error})' if error else ''}; its row cannot be paired"
         )
     if len(digests) > 1:
         raise RunError(f"{where}: its epochs have different inputs or targets")
@@ -243,7 +245,7 @@ def _inspect_sample(task: str, name: str, column: str, epochs: Sequence[Any], fi
 
 
 def _inspect_mean(results: Any, column: str) -> float | None:
-    """The mean that the log itself states, where it states one."""
+    """Return the mean that the log itself reports; None if it reports none."""
     for score in results.scores if results else ():
         if column in (score.name, f"{score.scorer},{score.name}") and score.reducer in (None, "mean"):
             for name in ("accuracy", "mean"):
@@ -265,7 +267,7 @@ def _column(present: Iterable[str], metric: Sequence[str], *, where: str) -> str
 
 
 def _grade(value: Any, where: str) -> float:
-    """The number that a value stands for: words as Inspect takes them."""
+    """Return a value as a number; words convert as in Inspect."""
     number = _WORDS.get(value.lower()) if isinstance(value, str) else None
     if number is None and isinstance(value, str | int | float):
         with contextlib.suppress(ValueError):
@@ -279,8 +281,8 @@ def _check_mean(grades: Sequence[float], stated: Any, *, what: str) -> None:
     mean = math.fsum(grades) / len(grades)
     if isinstance(stated, int | float) and not math.isclose(mean, stated, rel_tol=1e-6, abs_tol=1e-9):
         raise RunError(
-            f"{what}: the mean of its {len(grades):,} samples is {mean:.6g}, its own results say {stated:.6g}: "
-            "the file is not whole, or the metric is no mean over samples and cannot be compared by them"
+            f"{what}: the mean of its {len(grades):,} samples is {mean:.6g}, its results report {stated:.6g}: "
+            "the file is incomplete, or the metric is not a mean over samples and cannot be compared row by row"
         )
 
 
@@ -291,7 +293,7 @@ def _digest(content: Any) -> str:
 def _cluster_keys(
     place: Path, samples: Sequence[_Sample], field: str, *, asked: bool
 ) -> list[str | None] | None:
-    """The values of a field, None for a sample without it; None where no sample has it."""
+    """Return the values of a field, None for samples without it; return None if no sample has the field."""
     values = [fields.get(field) for *_, fields in samples]
     if all(value is None for value in values):
         if not asked:

@@ -1,10 +1,10 @@
-"""The folder of one run, of any verb: killed at any moment, continued by the same command.
+"""Run folders of any verb: a run can be killed at any moment, and the same command continues it.
 
-``run.json`` (``train.json`` of training) says what was run. Its ``inputs`` decide the result: a run is continued only
-with equal inputs. Its ``sessions`` say how, one entry for each start. ``summary.json`` is written last: a folder that
-has it is finished. Files are written to a temporary name and renamed, or grow by whole rows; other files in the folder
-are left alone. A finished run has the digests of its files in ``run.json`` (``format`` 2), with which they are compared
-when they are read; folders of earlier versions (``format`` 1) have none.
+``run.json`` (``train.json`` for training) records what was run. Its ``inputs`` decide the result: a run continues only
+with equal inputs. Its ``sessions`` record how, one entry per start. ``summary.json`` is written last: a folder with it
+is finished. Files are written to a temporary name and renamed, or grow by whole rows; other files in the folder are
+never touched. ``run.json`` of a finished run has the digests of its files (``format`` 2), which are verified when the
+files are read; folders of earlier versions (``format`` 1) have none.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Inputs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a verb leaves.
+    """Result of a verb.
 
     Attributes:
-      out: the run folder.
-      summary: what `summary.json` holds.
+      out: Run folder.
+      summary: Contents of `summary.json`.
     """
 
     out: Path
@@ -54,20 +54,20 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """An open run folder, held against a second writer."""
+    """An open run folder, locked against a second writer."""
 
-    path: Path  # of the folder
-    kind: RunKind  # of the run
-    record: Mapping[str, Any] = field(repr=False)  # what `run.json` says
-    file: RowFile[Any] = field(repr=False)  # its file of rows; only where the kind has one
+    path: Path  # the folder
+    kind: RunKind  # kind of the run
+    record: Mapping[str, Any] = field(repr=False)  # contents of `run.json`
+    file: RowFile[Any] = field(repr=False)  # its file of rows; only if the kind has one
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, which makes the run a finished one."""
+        """Write the summary, which marks the run as finished."""
         self.kind.finish(self.path, summary)
 
 
 class Session(TypedDict, total=False):
-    """One start of a run; the time is missing where parts were merged."""
+    """One session of a run; sessions that `merge` records have no time."""
 
     started: str
     relax: list[str]
@@ -76,7 +76,7 @@ class Session(TypedDict, total=False):
 
 
 class RunRecord(TypedDict):
-    """What ``run.json`` holds."""
+    """Contents of ``run.json``."""
 
     kind: str
     inputs: dict[str, Any]
@@ -91,38 +91,38 @@ class RunRecord(TypedDict):
 
 @dataclass(frozen=True)
 class RunKind:
-    """What tells the folders of one command from others."""
+    """Names, files and inputs of the run folders of one command."""
 
-    name: str  # as ``run.json`` has it
-    command: str  # that writes them, for messages
-    # the file of rows: while it is empty, a run of other inputs takes the place of this one. None where a run
-    # is never replaced.
+    name: str  # `kind` in ``run.json``
+    command: str  # command that writes the folders, for messages
+    # the file of rows: while it is empty, a run with other inputs replaces this one. None if runs are never
+    # replaced.
     rows: RowKind[Any] | None = None
-    file: str = RUN  # that says what was run
-    # files and folders that, without that file, show that a folder holds something else
+    file: str = RUN  # file that records what was run
+    # files and folders that, without `file`, show that a folder holds something else
     others: tuple[str, ...] = ()
-    finished: str = SUMMARY  # the file that a finished run has
-    inputs: Any = dict[str, Any]  # TypedDict: the inputs that other code reads, and their types
-    # patterns of the files, beside those above, whose digests the record of a finished run has
+    finished: str = SUMMARY  # file that only finished runs have
+    inputs: Any = dict[str, Any]  # TypedDict: inputs that other code reads, and their types
+    # patterns of further files whose digests the record of a finished run has
     sealed: tuple[str, ...] = ()
 
     def check(self, out: str | Path) -> Path:
-        """Return the path of a folder that a run of this kind may be written to, before anything costly is done.
+        """Return the path of a folder that a run of this kind may be written to; call before costly work.
 
         Raises:
-          RunError: it is a file, or holds something else than such a run.
+          RunError: the path is a file, or holds something else than such a run.
         """
         refuse_file(out)
         self.read(Path(out))
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any] | None:
-        """Return what ``run.json`` says; None if the folder holds no run.
+        """Return the contents of ``run.json``; None if the folder holds no run.
 
         Raises:
           RunError: the file cannot be read, or the folder holds another kind of run.
         """
-        path, hint = folder / self.file, "give --out another folder"
+        path, hint = folder / self.file, "choose another folder with --out"
         run = read_json(path, error=RunError, hint=hint, optional=True)
         if run is None and not path.exists():
             for other in (*self.others, *([self.rows.file] if self.rows else []), self.finished):
@@ -133,22 +133,22 @@ class RunKind:
                     )
             return None
         if not isinstance(run, dict) or run.get("kind") != self.name:
-            raise RunError(f"{path}: not of `{self.command}`; {hint}")
+            raise RunError(f"{path}: not a record of `{self.command}`; {hint}")
         check_schema(run, RunRecord, where=str(path), error=RunError, hint=hint)
         check_schema(run["inputs"], self.inputs, where=f"{path}: inputs", error=RunError, hint=hint)
         if run.get("format", 1) > _FORMAT:
-            raise RunError(f"{path}: format {run['format']}: a later version of prb_jax wrote it; {hint}")
+            raise RunError(f"{path}: format {run['format']}: written by a later version of prb_jax; {hint}")
         return run
 
     def read_finished(self, folder: Path) -> dict[str, Any]:
-        """Return what ``run.json`` of a finished run says.
+        """Return the contents of ``run.json`` of a finished run.
 
         Raises:
-          RunError: the folder holds no run of this kind, or it is not finished.
+          RunError: the folder holds no run of this kind, or the run is not finished.
         """
         run = self.read(folder)
         if run is None:
-            raise RunError(f"{folder}: no run of `{self.command}`: it has no {self.file}")
+            raise RunError(f"{folder}: expected a run of `{self.command}`, found no {self.file}")
         if not (folder / self.finished).exists():
             command = " ".join(run.get("command", ()))
             raise RunError(f"{folder}: the run is not finished: repeat its command, {quote(command)}")
@@ -156,7 +156,7 @@ class RunKind:
         return run
 
     def finish(self, folder: Path, summary: Any) -> None:
-        """Write the summary of a run, which makes it a finished one; before it the digests of all files in its record.
+        """Finish a run: write the digests of all files to its record, then its summary.
 
         Raises:
           RunError: a file cannot be written.
@@ -168,19 +168,19 @@ class RunKind:
         write_file(folder / self.finished, data)
 
     def reopen(self, folder: Path) -> None:
-        """Make a finished run an unfinished one, before files of it change.
+        """Mark a finished run as unfinished, before its files change.
 
         Raises:
-          RunError: it cannot be written.
+          RunError: the summary cannot be removed.
         """
         with writing(folder / self.finished):
             (folder / self.finished).unlink(missing_ok=True)
 
     def check_files(self, folder: Path, run: Mapping[str, Any], *, hint: str = "put the file back") -> None:
-        """Compare the files in a folder with the digests in its record; those of a model are left to loading it.
+        """Compare the files in a folder with the digests in its record; loading a model verifies the model's files.
 
         Raises:
-          RunError: a file is missing, or is not the one that was written.
+          RunError: a file is missing, or differs from its digest.
         """
         path, files = folder / self.file, run.get("files", {})
         if run.get("format", 1) == _FORMAT:
@@ -189,9 +189,9 @@ class RunKind:
                 *([self.rows.file] if self.rows else []),
                 *matching(folder, self.sealed),
             ]
-            # What a killed command adds to a finished run lies in sub-folders.
+            # Sub-folders may hold files that a killed command added to a finished run.
             if unknown := [name for name in written if name not in files and "/" not in name]:
-                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found nothing")
+                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found none")
         own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
         check_digests(folder, own, record=path, error=RunError, hint=hint)
 
@@ -208,30 +208,30 @@ class RunKind:
             wanted,
         ),
     ) -> Iterator[RunFolder]:
-        """Make the folder of a run, with its parents, or open it to continue, and hold it against a second writer.
+        """Create the folder of a run with its parents, or open it to continue, and lock it against a second writer.
 
         Args:
-          out: the folder.
-          inputs: everything that decides the result.
-          notes: what else should stand in ``run.json`` beside the command; written once, not compared.
-          session: how it is run this time; the time alone if not given.
-          compared: gives what is compared of the inputs that were found and those that are wanted.
+          out: Run folder.
+          inputs: Everything that decides the result.
+          notes: Other fields for ``run.json``; written once, not compared.
+          session: How it is run this time; default: only the time.
+          compared: Maps the recorded and the wanted inputs to the parts that must be equal.
 
         Raises:
           RunError: the folder is a file or cannot be written, another process is writing to it, or it holds another
-            run (each differing field is named, with both values).
+            run (the message names each differing field with both values).
         """
         path = self.check(out)
         with contextlib.ExitStack() as stack:
             stack.enter_context(held_folder(path))
             recorded, wanted = self.read(path), as_recorded(inputs)
             if recorded is not None and (path / self.finished).exists():
-                hint = f"put the file back; or remove {self.finished}, and the same command goes on with what is there"
+                hint = f"put the file back; or remove {self.finished} and repeat the command, which continues the run"
                 self.check_files(path, recorded, hint=hint)
             rows = None if self.rows is None else self.rows.read(path / self.rows.file, cut=True)
             if recorded is not None and recorded["inputs"] != wanted:
                 if rows is not None and not rows:
-                    recorded = None  # it stopped before its first row: there is nothing to keep
+                    recorded = None  # the run stopped before its first row: nothing to keep
                 else:
                     check_same_inputs(path, *compared(recorded["inputs"], wanted), file=self.file)
             record = self.record(path, recorded, inputs=wanted, session=session, notes=notes or {})
@@ -239,7 +239,7 @@ class RunKind:
             yield RunFolder(path, self, record, cast("RowFile[Any]", file))
 
     def check_together(self, out: str | Path) -> Path:
-        """Return the path as :meth:`check` does, which process 0 alone makes. A collective; errors in every process."""
+        """Like :meth:`check`, made only on process 0. A collective; raises errors in every process."""
         on_first_process(lambda: str(self.check(out)))
         return Path(out)
 
@@ -252,10 +252,10 @@ class RunKind:
         notes: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
     ) -> Iterator[RunFolder]:
-        """Open the folder in every process of a job, as :meth:`open` does in one; a collective.
+        """Like :meth:`open`, in every process of a job; a collective.
 
-        Process 0 alone holds and writes it. The others know what is finished, and keep the rows that they append in
-        memory alone; only process 0 may finish the rows and the run. Errors are raised in every process.
+        Only process 0 locks and writes the folder. The others know the finished rows, and keep new rows only in memory;
+        only process 0 may finish the rows and the run. Errors are raised in every process.
         """
         opens = partial(self.open, out, inputs, notes=notes, session=session)
         with entered_on_first_process(opens, lambda folder: folder.record) as (folder, record):
@@ -272,7 +272,7 @@ class RunKind:
         session: Mapping[str, Any] | None,
         notes: Mapping[str, Any],
     ) -> Mapping[str, Any]:
-        """Write that the run that was found (a new one where it is None) is started again, unless it is finished."""
+        """Record a new session, of a new run if ``recorded`` is None, unless the run is finished; return the record."""
         new = {"kind": self.name, "format": 1, "inputs": inputs, "command": command_line(), **notes}
         known = recorded or {**new, "sessions": []}
         if not (folder / self.finished).exists():
@@ -283,10 +283,10 @@ class RunKind:
 
 
 def check_file(path: Path) -> None:
-    """Compare a file of a run of any kind with its digest in the record beside it, where there is one.
+    """Compare a file of any run with its digest in the record beside it, if there is one.
 
     Raises:
-      RunError: it is not the file that was written.
+      RunError: the file differs from its digest.
     """
     for name in (RUN, TRAIN):
         record = path.parent / name
@@ -298,7 +298,7 @@ def check_file(path: Path) -> None:
 
 
 def session_now() -> dict[str, Any]:
-    """Return when a run is started, and in which Python."""
+    """Return the time, and the version of Python."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -306,28 +306,28 @@ def session_now() -> dict[str, Any]:
 
 
 def devices_of(mesh: Any) -> dict[str, Any]:
-    """Return what the devices of a mesh are, and how many processes share them, JSON-ready."""
+    """Return kind and number of a mesh's devices, and the number of processes that share them, JSON-ready."""
     devices = mesh.devices.flatten().tolist()
     kind = {"platform": devices[0].platform, "kind": devices[0].device_kind}
     return {**kind, "count": len(devices), "processes": process_count()}
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a run through JSON once, so that what is compared is what will be read back."""
+    """Pass the inputs of a run through JSON: they must compare equal to inputs that are read back."""
     return json.loads(json.dumps(shown(inputs), allow_nan=False))
 
 
 def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
-    """Refuses to continue a run with other inputs.
+    """Raise RunError if a run would continue with other inputs.
 
     Args:
-      path: the run folder.
-      old: what its `file` says.
-      new: what is asked for now.
-      file: its name, for the message.
+      path: Run folder.
+      old: Inputs in its `file`.
+      new: Inputs of this call.
+      file: Name of the record, for the message.
 
     Raises:
-      RunError: naming each field that differs, with both values.
+      RunError: the message names each differing field with both values.
     """
     changed = differences(old, new)
     if not changed:
@@ -338,5 +338,5 @@ def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     raise RunError(
         f"{path} holds another run; these differ from its {file}:\n"
         + "\n".join(lines)
-        + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
+        + "\nTo continue that run, repeat its settings; for a new one, choose another folder with --out."
     )

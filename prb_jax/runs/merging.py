@@ -1,4 +1,4 @@
-"""One run of its parts: the rows of all of them in one folder, which the whole run then finishes."""
+"""Merge the parts of a run: copy all their rows to one folder; repeating the command there finishes the whole run."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from prb_jax.runs.kind import RUN, RunKind, RunRecord, check_same_inputs
 from prb_jax.runs.parts import PART, Part, PartFile, parse_part
 
 _KEYS = ("id", "sample", "judge")
-"""The fields that tell the rows of a file apart, as far as they have them."""
+"""Fields that identify the rows of a file; rows need not have all of them."""
 
-_SUFFIXES = (".jsonl", ".npy", ".cut")  # of files that hold rows
+_SUFFIXES = (".jsonl", ".npy", ".cut")  # suffixes of files of rows
 
 
 def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
-    """Put the rows of all parts of a run into one folder, which the whole run then finishes.
+    """Copy the rows of all parts of a run to one folder, in which the whole run can then be finished.
 
-    Nothing that the records of the parts name is opened or run. To finish the run, repeat the command or the call of
-    the parts, :func:`prb_jax.evaluate` for one, with the same arguments, without `part`, and this folder as `out`:
-    nothing is left to compute, and every file has the bytes of a run in one piece.
+    Merging opens and runs nothing that the records of the parts name. To finish the run, repeat the command or the
+    call of the parts, e.g. :func:`prb_jax.evaluate`, with the same arguments, without `part`, and with this folder as
+    `out`. Nothing is left to compute, and every file has the same bytes as in an undivided run.
 
     Args:
-      parts: folders of `prb evaluate`, `judge`, `sample` or `features` with `--part I/N`, in any order.
-      out: the run folder; a merge that was killed is repeated.
+      parts: Folders of `prb evaluate`, `judge`, `sample` or `features` with `--part I/N`, in any order.
+      out: Run folder; a killed merge can be repeated.
 
     Raises:
-      RunError: a part is missing, given twice, not finished, lacks rows, is not what was written, or is of another run;
-        or `out` cannot be written. A folder that was begun is removed.
+      RunError: a part is missing, given twice, unfinished, lacks rows, is damaged, or belongs to another run; or
+        `out` cannot be written. A new folder is removed after an error.
     """
     places: dict[str, Path] = {}
     for folder in map(Path, parts):
@@ -43,11 +43,11 @@ def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
         check_schema(record, _PartRun, where=str(folder / RUN), error=RunError)
         part = record["inputs"].get("part")
         if not isinstance(part, str):
-            raise RunError(f"{folder}: holds no part of a run: expected folders of a command with --part I/N")
+            raise RunError(f"{folder}: not a part of a run: expected folders of a command with --part I/N")
         if not (folder / PART).exists():
             raise RunError(f"{folder}: part {part} is not finished: repeat its command")
         if (other := places.setdefault(part, folder)) is not folder:
-            raise RunError(f"{folder}: holds part {part}, as {other} does")
+            raise RunError(f"{folder}: holds part {part}, but so does {other}; expected each part once")
     if not places:
         raise RunError("parts: expected the folders of all parts, found none")
     count = parse_part(next(iter(places))).count
@@ -62,7 +62,7 @@ def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
     for folder, part in zip(folders, said, strict=True):
         if part.get("rows_of_all") != total:
             raise RunError(
-                f"{folder}: is a part of {part.get('rows_of_all')} rows, {folders[0]} is one of {total}"
+                f"{folder}: is a part of {part.get('rows_of_all')} rows, but {folders[0]} of {total}"
             )
     if total is not None and (found := sum(part["rows"] for part in said)) != total:
         raise RunError(f"{found:,} of {total:,} rows are in the parts: repeat the command of each part")
@@ -88,13 +88,13 @@ class _PartRun(TypedDict):
 
 
 def _read_part(folder: Path) -> PartFile:
-    """What a finished part says, after its files were compared with it."""
+    """Return ``part.json`` of a finished part, after verifying the part's files."""
     path = folder / PART
     part = read_object(path, error=RunError)
     check_schema(part, PartFile, where=str(path), error=RunError)
     for name in part["files"]:
         if "/" in name or not name.endswith(_SUFFIXES):
-            expected = f"expected names of files of rows ({', '.join(_SUFFIXES)}) in this folder"
+            expected = f"expected names of row files ({', '.join(_SUFFIXES)}) in this folder"
             raise RunError(f"{path}: files: {expected}, found {quote(name)}")
     check_digests(folder, part.get("digests", {}), record=path, error=RunError)
     rows = folder / part["files"][0] if part["files"] else None
@@ -132,7 +132,9 @@ def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
         if (known := kind.read(out)) is not None:
             check_same_inputs(out, known["inputs"], whole[0])
             if not any("merged" in session for session in known.get("sessions", ())):
-                raise RunError(f"{out} holds this run already, not made of parts; give --out another folder")
+                raise RunError(
+                    f"{out} holds this run already, but not merged from parts; choose another folder with --out"
+                )
             if not known.get("merging"):
                 return
         write_json(out / RUN, {**merged, "merging": True})
@@ -145,7 +147,7 @@ def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
 
 
 def _joined(files: Sequence[Path]) -> Iterator[bytes]:
-    """The rows of some files, each once; of what is no file of rows, the bytes of all."""
+    """Yield the rows of some files, each once; for other kinds of files, the bytes of all."""
     known: set[tuple[str, ...]] = set()
     for path in files:
         if path.suffix != ".jsonl" or path.name == COMPUTED:
@@ -163,7 +165,7 @@ def _joined(files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def whole_command(words: Sequence[str], out: Path) -> list[str]:
-    """Return the command of a part as that of the whole run, in another folder."""
+    """Return the command of the whole run, in folder ``out``, from the command of a part."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:

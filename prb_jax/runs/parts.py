@@ -1,6 +1,6 @@
-"""A run in parts: jobs that know nothing of each other compute a part of the batches each.
+"""Runs in parts: jobs that do not communicate each compute a part of the batches.
 
-The batches are those of the whole run, so that every row has the same bytes, and `prb_jax.runs.merging` makes one run
+The parts use the batches of the whole run, so every row has the same bytes. `prb_jax.runs.merging` makes one run
 of the parts.
 """
 
@@ -18,11 +18,11 @@ from prb_jax.records.digests import digests_of
 from prb_jax.records.writing import write_json
 
 PART: Final = "part.json"
-"""In the folder of a part that is finished: the part, how many rows it has, and its files with their digests."""
+"""File in the folder of a finished part: the part, its number of rows, and its files with their digests."""
 
 
 class PartFile(TypedDict):
-    """What ``part.json`` holds; parts of an earlier version have no digests, and do not know the whole."""
+    """Contents of ``part.json``; earlier versions wrote neither digests nor the number of all rows."""
 
     part: str
     rows: int
@@ -33,7 +33,7 @@ class PartFile(TypedDict):
 
 @dataclass(frozen=True)
 class Part:
-    """The part ``number`` of ``count``, from 1."""
+    """Part ``number`` of ``count``, from 1."""
 
     number: int
     count: int
@@ -42,28 +42,28 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def has(self, indices: Sequence[int]) -> bool:
-        """Tell whether a batch belongs to this part: it falls to a part at random, by its first comparison."""
+        """Return True if a batch belongs to this part: its first comparison assigns it to a pseudo-random part."""
         return crc32(str(indices[0]).encode()) % self.count == self.number - 1
 
     def skip(self, finished: Callable[[Sequence[int]], bool]) -> Skip:
-        """Return what tells of a batch's indices that they are finished, or of another part."""
+        """Return a function of a batch's indices: True if the batch is finished or belongs to another part."""
         return Skip(finished, self)
 
 
 def parse_part(text: str) -> Part:
-    """Return the part of a text as "2/7".
+    """Parse a part such as "2/7".
 
     Raises:
-      RunError: it says something else.
+      RunError: the text has another form.
     """
     if (match := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)) and int(match[1]) <= int(match[2]):
         return Part(int(match[1]), int(match[2]))
-    raise RunError(f"part: expected I/N with 1 <= I <= N, as 2/7, found {quote(text)}")
+    raise RunError(f"part: expected I/N with 1 <= I <= N, e.g. 2/7, found {quote(text)}")
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Tells of a batch's indices that they need no scores here: they have them, or are of another part."""
+    """Returns True if a batch needs no scores here: it has them, or belongs to another part."""
 
     finished: Callable[[Sequence[int]], bool]
     part: Part | None
@@ -72,21 +72,21 @@ class Skip:
         return self.finished(indices) or (self.part is not None and not self.part.has(indices))
 
     def window(self, indices: Sequence[int]) -> bool:
-        """As above, of a window of comparisons, which holds batches of all parts."""
+        """Return True if a window of comparisons is finished; windows hold batches of all parts."""
         return self.finished(indices)
 
 
 def finish_part(
     folder: Path, part: Part, *, rows: int, rows_of_all: int, files: Sequence[str]
 ) -> dict[str, Any]:
-    """Say that a part is finished, and return the summary of it.
+    """Mark a part as finished, and return its summary.
 
     Args:
-      folder: of the run; a folder in it that holds a `run.json` is a part of a run too.
-      part: that it is.
-      rows: of the part.
-      rows_of_all: Rows of all parts together.
-      files: that hold them, in the folder and in such folders in it.
+      folder: Run folder; a folder inside it that has a `run.json` also holds part of a run.
+      part: The finished part.
+      rows: Number of rows of the part.
+      rows_of_all: Number of rows of all parts together.
+      files: Names of the row files, in the folder and in such folders inside it.
     """
     patterns = [pattern for name in files for pattern in (name, f"*/*/{name}")]
     record: PartFile = {

@@ -1,4 +1,4 @@
-"""How far a run is: a live text on a terminal, one line every few seconds elsewhere; the time left comes first."""
+"""Progress of a run: a live display on a terminal, else a line every few seconds; both start with the time left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Speed:
-    """Amounts for each second, over the last half minute, without the time spent in `pause`."""
+    """Rates per second over the last 30 seconds, without the time spent in `pause`."""
 
     clock: Callable[[], float] = time.monotonic
     _marks: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
@@ -39,7 +39,7 @@ class Speed:
         self._marks.append((self._now(), Counter()))
 
     def count(self, **amounts: float) -> None:
-        """Add what was just finished."""
+        """Add amounts that were just finished."""
         now, totals = self._now(), self._marks[-1][1].copy()
         totals.update(amounts)  # pyright: ignore[reportCallIssue, reportArgumentType]
         self._marks.append((now, totals))
@@ -47,19 +47,19 @@ class Speed:
             self._marks.popleft()
 
     def rate(self, name: str) -> float:
-        """Return the amount of this name for each second; 0 before the first one."""
+        """Return the amount of this name per second; 0 before the first count."""
         (start, before), (end, now) = self._marks[0], self._marks[-1]
         return (now[name] - before[name]) / (end - start) if end > start else 0.0
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out the time of what is done meanwhile, such as compiling or a validation."""
+        """Exclude the time of the body, such as compiling or a validation."""
         start, self._pauses = self.clock(), self._pauses + 1
         try:
             yield
         finally:
             self._pauses -= 1
-            if not self._pauses:  # a pause within a pause is part of it
+            if not self._pauses:  # a nested pause is part of the outer one
                 self._paused += self.clock() - start
 
     def _now(self) -> float:
@@ -68,8 +68,7 @@ class Speed:
 
 @dataclass
 class Count:
-    """How many are done, of how many, and how fast; ``about`` where the total is not known for certain yet, and 0
-    where nothing of it is."""
+    """Number done, total and speed; with ``about`` the total is an estimate, or 0 if there is no estimate yet."""
 
     total: int
     done: int = 0
@@ -78,16 +77,16 @@ class Count:
     speed: Speed = field(default_factory=Speed)
 
     def advance(self, done: int, tokens: int = 0) -> None:
-        """Count what one batch finished."""
+        """Add one finished batch."""
         self.done += done
         self.speed.count(**{self.unit: done, "tokens": tokens})
 
     def parts(self) -> list[str]:
-        """Return figures as "1:32 left", "1,200 of 6,270 pairs (19%)", "55.1 pairs/s", "120k tokens/s"."""
+        """Return figures such as "1:32 left", "1,200 of 6,270 pairs (19%)", "55.1 pairs/s", "120k tokens/s"."""
         return [*self.head(), *self.speeds(self.unit, "tokens")]
 
     def head(self) -> list[str]:
-        """Return the time left, once it is known, and how many are done."""
+        """Return the time left, once it is known, and the number done."""
         if self.about and not self.total:
             return [f"{self.done:,} {self.unit}"]
         rate, share = self.speed.rate(self.unit), self.done / self.total if self.total else 1.0
@@ -96,13 +95,13 @@ class Count:
         return [*left, f"{self.done:,} {of} {self.total:,} {self.unit} ({share:.0%})"]
 
     def speeds(self, *names: str) -> list[str]:
-        """Return each of these speeds that is known."""
+        """Return those of these rates that are known."""
         return [f"{short(rate)} {name}/s" for name in names if (rate := self.speed.rate(name))]
 
 
 @dataclass(eq=False)
 class Display:
-    """What is seen of a count. Build with `show_progress`."""
+    """Display of a count. Build with `show_progress`."""
 
     label: str
     count: Count
@@ -115,18 +114,18 @@ class Display:
     _when: float = 0.0
 
     def advance(self, done: int, tokens: int = 0) -> None:
-        """Count what one batch finished, and show it."""
+        """Add one finished batch, and show it."""
         self.count.advance(done, tokens)
         self.update()
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Give out the items, and count each one when the next is asked for."""
+        """Yield the items, and count each one when the next is requested."""
         for item in items:
             yield item
             self.advance(1)
 
     def update(self, *, now: bool = False) -> None:
-        """Show the figures of the moment; a line is written when it is time for one, or ``now``."""
+        """Show the current figures; without a terminal, write a line only if one is due or ``now`` is True."""
         if self._live is not None:
             self._live.refresh() if now else None
         elif self.enabled and (now or time.monotonic() - self._when >= self.seconds_between_lines):
@@ -136,7 +135,7 @@ class Display:
                 self._shown, self._when = text, time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a message above the figures, also where progress is not shown."""
+        """Print a message above the figures, even if progress is not shown."""
         text = printable(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
@@ -144,7 +143,7 @@ class Display:
             print(text, file=self.stream, flush=True)
 
     def text(self) -> str:
-        """Return the figures in lines of at most 80 characters, each figure whole."""
+        """Return the figures in lines of at most 80 characters, without splitting a figure."""
         lines = [""]
         for part in [*self.count.parts(), *([self.state] if self.state else [])]:
             longer = f"{lines[-1]}, {part}" if lines[-1] else part
@@ -155,7 +154,7 @@ class Display:
         return "\n".join(lines)
 
     def render(self) -> Group:
-        """Return the live text of a terminal."""
+        """Return the live display for a terminal."""
         from rich.console import Group
         from rich.text import Text
 
@@ -174,14 +173,14 @@ def show_progress(
     stream: TextIO | None = None,
     seconds_between_lines: float = SECONDS_BETWEEN_LINES,
 ) -> Iterator[Display]:
-    """Show how far ``count`` is, on standard error; of several processes the first one does.
+    """Show the progress of ``count`` on standard error; with several processes, only on the first.
 
     Args:
-      label: what is being done.
-      count: what is shown; `Display.advance` counts, or its owner does and calls `Display.update`.
-      enabled: if not, only messages are shown.
-      stream: where, instead of standard error.
-      seconds_between_lines: how often a line is written where ``stream`` is not a terminal; the last one always is.
+      label: Name of the work.
+      count: Count to show; call `Display.advance`, or change the count and call `Display.update`.
+      enabled: If False, only messages are shown.
+      stream: Stream instead of standard error.
+      seconds_between_lines: Seconds between lines if ``stream`` is not a terminal; the last line is always written.
     """
     enabled = enabled and process_index() == 0
     label = printable(shown(label))
@@ -209,7 +208,7 @@ _compiled: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def compiling(program: Callable[..., Any], *shapes: Hashable) -> Iterator[None]:
-    """Say "compiling" around the first call of a jitted function with these shapes, and take no time for it."""
+    """Show "compiling" during a jitted function's first call with these shapes, and exclude its time from rates."""
     known = _compiled.setdefault(program, set())
     if shapes in known or not _displays:
         known.add(shapes)
@@ -227,14 +226,14 @@ def compiling(program: Callable[..., Any], *shapes: Hashable) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """Return "0:05", "12:30" or "1:02:03"."""
+    """Format seconds as "0:05", "12:30" or "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short(number: float) -> str:
-    """Return a number in three digits, as "55.1" or "120k"."""
+    """Format a number with three digits, e.g. "55.1" or "120k"."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

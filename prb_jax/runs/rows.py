@@ -1,6 +1,6 @@
-"""Files of JSON lines that grow a whole row at a time, and are put into order when they are complete.
+"""Files of JSON lines that grow by whole rows, and are sorted when they are complete.
 
-A kill can leave at most one torn line, the last one, which is cut off when the file is opened again.
+A kill leaves at most one torn line, the last one, which is cut off when the file is opened again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AnyRow = TypeVar("AnyRow")
 _SECONDS_BETWEEN_SYNCS: Final = 1.0
 
 _SHARED: Final = 1_000
-"""Rows that are told to the other processes at a time."""
+"""Rows per message to the other processes."""
 
 
 def _same(row: Any) -> Any:
@@ -36,28 +36,28 @@ def _same(row: Any) -> Any:
 
 @dataclass(frozen=True)
 class RowKind(Generic[AnyRow]):
-    """The rows of one kind of file."""
+    """Format of one kind of row file."""
 
-    file: str  # its name
-    what: str  # a row is of, for messages
-    key: Callable[[AnyRow], Hashable]  # tells rows apart
+    file: str  # name of the file
+    what: str  # completes "a row of ..." in messages
+    key: Callable[[AnyRow], Hashable]  # identifies a row
     schema: Any  # TypedDict: the fields that every row has, and their types
-    # makes a row of an object with these fields; raises ValueError with the reason why it is no row
+    # makes a row of an object with these fields; raises ValueError with the reason if the object is not a row
     decode: Callable[[dict[str, Any]], AnyRow] = _same
-    encode: Callable[[AnyRow], Row] = _same  # makes an object of a row
-    table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes what holds the rows by their keys
-    # what the user can do about a line that is no row
+    encode: Callable[[AnyRow], Row] = _same  # makes a JSON object of a row
+    table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes the container that maps keys to rows
+    # advice about a line that is not a row
     hint: str = "remove the line, and the same command writes it again"
 
     def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
-        """Return the rows of a file by their keys, in its order.
+        """Return the rows of a file by key, in file order.
 
         Args:
-          path: of the file, or of the folder that holds it.
-          cut: to go on with the file: it need not be there, and a torn last line is taken off it.
+          path: Path of the file, or of its folder.
+          cut: If True, prepare the file for appending: it need not exist, and a torn last line is cut off.
 
         Raises:
-          RunError: a whole line that is no such row, or two rows with one key.
+          RunError: a whole line is not such a row, or two rows have the same key.
         """
         path = path / self.file if path.is_dir() else path
         rows = self.table()
@@ -78,7 +78,7 @@ class RowKind(Generic[AnyRow]):
                         raise RunError(f"{wrong['where']}: {error}; {self.hint}") from None
                     if self.key(row) in rows:
                         raise RunError(
-                            f"{where}: a second row for {quote(self.key(row))}; remove one of them"
+                            f"{where}: a second row for {quote(self.key(row))}; remove one of the two"
                         )
                     rows[self.key(row)] = row
         except OSError as error:
@@ -91,14 +91,14 @@ class RowKind(Generic[AnyRow]):
     def open(
         self, folder: Path, rows: MutableMapping[Any, AnyRow] | None = None
     ) -> Iterator[RowFile[AnyRow]]:
-        """Open the file in a folder to go on with it; it need not be there.
+        """Open the file in a folder for appending; create it if it does not exist.
 
         Args:
-          folder: held by this process.
-          rows: of the file, where they were read already.
+          folder: Folder that this process has locked.
+          rows: Rows of the file, if they were read before.
 
         Raises:
-          RunError: as :meth:`read`.
+          RunError: see :meth:`read`.
         """
         path = folder / self.file
         rows = self.read(path, cut=True) if rows is None else rows
@@ -111,10 +111,10 @@ class RowKind(Generic[AnyRow]):
 
     @contextlib.contextmanager
     def open_together(self, folder: Path) -> Iterator[RowFile[AnyRow]]:
-        """Open the file on process 0, which alone writes it; the others keep its rows in memory. A collective.
+        """Open the file on process 0, the only writer; the others keep its rows in memory. A collective.
 
         Raises:
-          RunError: as :meth:`open`, in every process.
+          RunError: see :meth:`open`; raised in every process.
         """
         with entered_on_first_process(lambda: self.open(folder)) as (file, _):
             yield share_rows(self, folder, file)
@@ -124,24 +124,24 @@ class RowKind(Generic[AnyRow]):
 class RowFile(Generic[AnyRow]):
     """An open file of rows.
 
-    Of several processes only process 0 has the file itself: rows that another one appends are kept in memory alone.
+    With several processes only process 0 has the file itself; the others keep the rows that they append in memory.
     """
 
-    path: Path  # of the file
+    path: Path  # path of the file
     kind: RowKind[AnyRow] = field(repr=False)
-    rows: MutableMapping[Any, AnyRow] = field(repr=False)  # by key, in the order in which they lie on disk
+    rows: MutableMapping[Any, AnyRow] = field(repr=False)  # by key, in file order
     _file: int | None = field(repr=False)
     _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
     __repr__ = short_repr
 
     def append(self, rows: Iterable[AnyRow], *, sync: bool = False) -> None:
-        """Add the rows that are not there yet. They survive a kill of the process from here on.
+        """Append the rows whose keys are new. From then on they survive a kill of the process.
 
-        They survive a loss of power after about a second, or from here on with `sync`.
+        They survive a power failure after about a second, or immediately with `sync`.
 
         Raises:
-          RunError: a row that cannot be written.
+          RunError: a row cannot be written.
         """
         new = {self.kind.key(row): row for row in rows if self.kind.key(row) not in self.rows}
         if not new:
@@ -166,10 +166,10 @@ class RowFile(Generic[AnyRow]):
         self.rows.update(new)
 
     def finish(self, keys: Sequence[Any]) -> Sequence[AnyRow]:
-        """Put the rows into the order of ``keys``, and return them; for process 0.
+        """Sort the rows by ``keys``, and return them; only for process 0.
 
         Raises:
-          RunError: a row is missing, or belongs to nothing here.
+          RunError: a row is missing, or its key is not in ``keys``.
         """
         what = f"rows of {self.kind.what}"
         missing = [key for key in keys if key not in self.rows]
@@ -181,8 +181,8 @@ class RowFile(Generic[AnyRow]):
             known = set(keys)
             extra = [key for key in self.rows if key not in known]
             raise RunError(
-                f"{self.path}: {len(extra)} {what} belong to nothing in this run, first {quote(extra[0])}; remove "
-                "them, or start again in another folder"
+                f"{self.path}: {len(extra)} {what} do not belong to this run, first {quote(extra[0])}; remove "
+                "them, or start a new run in another folder"
             )
         ordered: Any = RowView(self.rows, keys)  # pyright: ignore[reportArgumentType]
         assert self._file is not None
@@ -195,7 +195,7 @@ class RowFile(Generic[AnyRow]):
 
 
 def share_rows(kind: RowKind[AnyRow], folder: Path, file: RowFile[AnyRow] | None) -> RowFile[AnyRow]:
-    """Return the file of process 0 as each process has it: elsewhere ``file`` is None. A collective."""
+    """Share process 0's file with all processes, in which ``file`` is None. A collective."""
     if process_count() == 1 and file is not None:
         return file
     rows = kind.table() if file is None else file.rows
@@ -209,7 +209,7 @@ def share_rows(kind: RowKind[AnyRow], folder: Path, file: RowFile[AnyRow] | None
 
 
 def _lines(file: BinaryIO, path: Path, *, cut: bool) -> Iterator[bytes]:
-    """The lines of a file; with ``cut``, a torn last one is cut off it instead."""
+    """Yield the lines of a file; with ``cut``, cut off a torn last line instead of yielding it."""
     whole = 0
     for line in bounded_lines(file, path, error=RunError):
         if cut and not line.endswith(b"\n"):

@@ -1,6 +1,6 @@
-"""The folders of `prb train` and `prb ppo`: the names of their files, and what they say.
+"""Run folders of `prb train` and `prb ppo`: names and contents of their files.
 
-`prb_jax.training.record` says what the files hold, and writes them.
+`prb_jax.training.record` defines and writes the contents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrainingInputs(TypedDict):
 
 
 class TrainSummary(TypedDict):
-    """What ``summary.json`` holds of a run of `prb train`."""
+    """Contents of ``summary.json`` of a run of `prb train`."""
 
     steps: int
     exported_step: int
@@ -49,7 +49,7 @@ class TrainSummary(TypedDict):
 
 
 class PolicySummary(TypedDict):
-    """What ``summary.json`` holds of a run of `prb ppo`."""
+    """Contents of ``summary.json`` of a run of `prb ppo`."""
 
     algorithm: str
     reward: str | None
@@ -73,11 +73,11 @@ POLICY_RUN = RunKind(
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the folder of a training run says."""
+    """Contents of the folder of a training run."""
 
     kind: RunKind  # `TRAINING` or `POLICY_RUN`
-    record: Mapping[str, Any]  # what ``train.json`` holds
-    summary: Mapping[str, Any] | None  # what ``summary.json`` holds; None for a run that is not finished
+    record: Mapping[str, Any]  # contents of ``train.json``
+    summary: Mapping[str, Any] | None  # contents of ``summary.json``; None if unfinished
 
     __repr__ = short_repr
 
@@ -86,7 +86,7 @@ def read_training(folder: Path) -> TrainingRun:
     """Return the training run in a folder.
 
     Raises:
-      RunError: there is none, or a file of it cannot be read or is not the one that was written.
+      RunError: there is no run in the folder, or a file of the run cannot be read or is damaged.
     """
     recorded = read_json(folder / TRAIN, error=RunError)
     is_policy = isinstance(recorded, dict) and recorded.get("kind") == POLICY_RUN.name
@@ -102,17 +102,17 @@ def read_training(folder: Path) -> TrainingRun:
 
 
 class RunIdentity(TypedDict):
-    """Which run a checkpoint is of: the digest of all inputs but the length, and the lengths given so far."""
+    """Identity of a checkpoint's run: the digest of all inputs but the length, and the lengths requested so far."""
 
     inputs: str
     lengths: list[int]
 
 
 def run_identity(folder: Path) -> RunIdentity:
-    """Return the identity of the run in a folder, which is held by this process.
+    """Return the identity of the run in a folder that this process has locked.
 
     Raises:
-      RunError: there is no training run in it.
+      RunError: there is no training run in the folder.
     """
     inputs = read_training(folder).record["inputs"]
     settings = {name: value for name, value in inputs["settings"].items() if name != "steps"}

@@ -1,4 +1,4 @@
-"""``users.csv`` of a run: a line for each user, with the accuracy and its interval."""
+"""``users.csv`` of a run: one line per user, with the accuracy and its interval."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from prb_jax.records.writing import write_file
 USERS = "users.csv"
 COLUMNS = ("user", "comparisons", "wins", "ties", "accuracy", "ci95_low", "ci95_high", "known")
 USERS_DEFINITION = (
-    f"in {USERS}, a line for each user in the order of the data: comparisons, wins, ties, accuracy, the ends of its "
-    "95 % score interval (Wilson) over the user's comparisons, empty with fewer than six, and known: yes for a user "
-    "that the model was trained with, no for one for whom it takes what it learned for anybody, empty for a model that "
-    "learns nothing of single users"
+    f"in {USERS}, one line per user in the order of the data: comparisons, wins, ties, accuracy, the bounds of its "
+    "95 % score interval (Wilson) over the user's comparisons (empty below six comparisons), and known: yes if the "
+    "model was trained with this user, no if the model scores them as an unknown user, empty if the "
+    "model learns nothing about single users"
 )
 
 
 @dataclass(frozen=True)
 class UserLine:
-    """What a run says of one user."""
+    """Figures of one user in a run."""
 
     user: str  # the name
-    # comparisons, wins, ties: how many
+    # comparisons, wins, ties: counts
     comparisons: int
     wins: int
     ties: int
-    # the ends of the interval of the accuracy; None with fewer than six comparisons
+    # bounds of the interval of the accuracy; None below six comparisons
     ci95: tuple[float, float] | None
 
     @property
@@ -45,11 +45,11 @@ class UserLine:
 
 
 def user_lines(rows: Sequence[ScoredRow], clusters: Clusters) -> list[UserLine]:
-    """Return a line for each user, in the order of the data.
+    """Return one line per user, in the order of the data.
 
     Args:
-      rows: of a run.
-      clusters: of the rows, in their order.
+      rows: Rows of a run.
+      clusters: Clusters of the rows, in the same order.
     """
     result = outcomes(rows)
     counts: dict[str, list[int]] = {}
@@ -65,16 +65,16 @@ def user_lines(rows: Sequence[ScoredRow], clusters: Clusters) -> list[UserLine]:
 def write_users(
     folder: Path, rows: Sequence[ScoredRow], clusters: Clusters, *, unknown: Collection[str] | None
 ) -> bool:
-    """Write the file, and return whether there are users.
+    """Write ``users.csv``, and return True if there are users.
 
     Args:
-      folder: of the run.
-      rows: of the run.
-      clusters: of the rows, in their order.
-      unknown: users that the model was not trained with; None for a model that learns nothing of single users.
+      folder: Run folder.
+      rows: Rows of the run.
+      clusters: Clusters of the rows, in the same order.
+      unknown: Users that the model was not trained with; None if the model learns nothing about single users.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: the file cannot be written.
     """
     users = user_lines(rows, clusters)
     if not users:

@@ -1,4 +1,4 @@
-"""A run on Weights & Biases, if it is asked for: the same folder is the same run there, also after a kill."""
+"""Log runs to Weights & Biases, on request: one folder is one run there, also after a kill."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from prb_jax.errors import RunError, first_line
 
 
 def check_wandb(option: str) -> Any:
-    """Return the module `wandb`, before anything is computed.
+    """Return the module `wandb`; call before anything is computed.
 
     Args:
-      option: as the user gave it, for the message.
+      option: Option as the user gave it, for the message.
 
     Raises:
-      RunError: it is not installed.
+      RunError: wandb is not installed.
     """
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RunError(
-            f"{option}: wandb is not installed: pip install wandb, or leave the option out"
+            f"{option}: wandb is not installed: pip install wandb, or remove the option"
         ) from error
     return wandb
 
 
 def start_wandb(project: str, out: Path, settings: Mapping[str, Any], *, option: str) -> Any:
-    """Return a run of this project; its name is that of the folder, and so is its identity.
+    """Start or resume a run of this project; the folder defines its name and its id.
 
     Args:
-      project: of Weights & Biases.
-      out: the run folder; local files of wandb lie in it.
-      settings: shown beside the figures.
-      option: as the user gave it, for the message.
+      project: Project of Weights & Biases.
+      out: Run folder; wandb keeps its local files in it.
+      settings: Settings to show beside the figures.
+      option: Option as the user gave it, for the message.
 
     Raises:
-      RunError: wandb is not installed, or refuses, as where nobody is logged in.
+      RunError: wandb is not installed, or refuses, e.g. without a login.
     """
     wandb = check_wandb(option)
     identity = f"{out.name}-{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:8]}"
@@ -55,14 +55,14 @@ def start_wandb(project: str, out: Path, settings: Mapping[str, Any], *, option:
 def start_logger(
     project: str, out: Path, settings: Mapping[str, Any], *, option: str
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Start a run of an evaluation; return what writes its summary. Arguments and errors as of :func:`start_wandb`."""
+    """Start a run of an evaluation; return a function that logs its summary. For arguments see :func:`start_wandb`."""
     return partial(_log_summary, start_wandb(project, out, settings, option=option))
 
 
 def _log_summary(run: Any, summary: Mapping[str, Any]) -> None:
-    """Write the figures of a finished evaluation to its run of Weights & Biases, and end it.
+    """Write the figures of a finished evaluation to its run of Weights & Biases, and end that run.
 
-    Numbers are named by their path, as ``by_subset/food/accuracy``; the ends of an interval as ``ci95/low`` and
+    Numbers are named by their path, e.g. ``by_subset/food/accuracy``; interval bounds are ``ci95/low`` and
     ``ci95/high``.
     """
     run.summary.update(_scalars(summary))

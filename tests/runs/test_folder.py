@@ -98,7 +98,7 @@ def test_rows_missing_or_foreign_at_the_end_are_errors(tmp_path):
         run.file.append(rows("a", "z"))
         with pytest.raises(RunError, match="1 of 2 rows of scores are missing, first 'b'"):
             run.file.finish(["a", "b"])
-        with pytest.raises(RunError, match="1 rows of scores belong to nothing in this run, first 'z'"):
+        with pytest.raises(RunError, match="1 rows of scores do not belong to this run, first 'z'"):
             run.file.finish(["a"])
 
 

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "lower is better": (ones("perplexity,none"), [], "lower is better for the metric perplexity"),
     "a file that lost its end": (
         ones(stated={"acc,none": 0.5}), [],
-        "acc,none: the mean of its 96 samples is 1, its own results say 0.5: the file is not whole",
+        "acc,none: the mean of its 96 samples is 1, its results report 0.5: the file is incomplete",
     ),
     "another doc of one id": (
         ones(more={"user_id": lambda i: f"u{i % USERS + (i == 3)}"}), [],
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         replaced("{}", name=f"samples_toy_mc_{DATE.replace('02-', '03-')}.jsonl"), [],
         "holds samples of 2 runs of lm-evaluation-harness",
     ),
-    "a doc twice": (replaced(2 * DOC), [], "a second sample 'toy_mc/1'"),
+    "a doc twice": (replaced(2 * DOC), [], "two samples 'toy_mc/1'"),
     "no samples": (
         lambda folder: (ones()(folder) / f"samples_toy_mc_{DATE}.jsonl").unlink(), [],
         "found no run.json in it, and no samples_TASK_DATE.jsonl",

@@ -110,7 +110,7 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"on different data, .* data\.samples\.toy/7: "):
         prb.compare(right, other)
     for value, message in (
-        (float("nan"), "has no score by graded"),
+        (float("nan"), "has no score of graded"),
         ("maybe", "expected a number .* 'maybe'"),
     ):
         path = write(tmp_path / message[:3], graded(0, [value]))

@@ -143,5 +143,5 @@ def test_rows_of_another_run_are_refused(tmp_path):
     rows = [ScoredRow(str(i), None, None, [1.0, 0.0], [1.0, 0.0]) for i in range(3)]
     write_clusters(tmp_path, rows, Clusters(("derived-1", "derived-1", None), derived=True))
     assert read_clusters(tmp_path, rows[::-1]).users == (None, "derived-1", "derived-1")
-    with pytest.raises(RunError, match=r"clusters.jsonl: does not name the comparisons of this run"):
+    with pytest.raises(RunError, match=r"clusters.jsonl: expected each comparison of this run"):
         read_clusters(tmp_path, rows[:2])

@@ -173,7 +173,7 @@ def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_p
             assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert before == {path: path.read_bytes() for path in before}
     assert read_json(merged / "run.json")["inputs"] == record["inputs"]
-    with pytest.raises(RunError, match="holds this run already, not made of parts"):
+    with pytest.raises(RunError, match="holds this run already, but not merged from parts"):
         prb.merge(parts, out=tmp_path / "whole")
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_part_is_refused(tmp_path):
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
         ([p1, shutil.copytree(p1, tmp_path / "copy")], "copy: holds part 1/3, as .*p1 does"),
-        ([p1, p2, whole], "whole: holds no part of a run"),
+        ([p1, p2, whole], "whole: not a part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
         ([p1, p2, foreign], r"p3/part.json: files: expected names .* found '../scores.jsonl"),
@@ -200,7 +200,7 @@ def test_what_is_no_part_is_refused(tmp_path):
     with pytest.raises(RunError, match='part: "1/3" -> "2/3"'):
         run("p1", "2/3")
     for part in ("0/3", "4/3", "2", "1/3/3", ""):
-        with pytest.raises(RunError, match="part: expected I/N with 1 <= I <= N, as 2/7, found"):
+        with pytest.raises(RunError, match="part: expected I/N with 1 <= I <= N, e.g. 2/7, found"):
             run("new", part)
     with pytest.raises(RunError, match="part: needs out"):
         evaluate(SlowScorer(), comparisons(20), part="1/3", progress=False)
@@ -242,7 +242,7 @@ def test_merging_opens_nothing_and_names_the_part_that_lacks_rows(tmp_path, monk
         ),
         (part | {"rows_of_all": 21}, scores, "p2: is a part of 21 rows, p1 is one of 20"),
         (part | {"rows": "7"}, scores, "p2/part.json: field 'rows': expected a whole number, found '7'"),
-        (part | {"files": ["summary.json"]}, scores, "expected names of files of rows"),
+        (part | {"files": ["summary.json"]}, scores, "expected names of row files"),
         (
             part | {"digests": {}},
             scores.replace(line, "[1]\n"),

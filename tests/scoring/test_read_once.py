@@ -178,7 +178,7 @@ def test_a_prepared_copy_continues_a_run_whose_data_is_known(copy, seen, tmp_pat
     score(copy, tmp_path / "whole")
     prepared = prepare([str(copy)], out=tmp_path / "prepared").folder
     killed(monkeypatch, copy, tmp_path / "run")
-    with pytest.raises(RunError, match=r"before its data was read to the end.*continue it with the files"):
+    with pytest.raises(RunError, match=r"before its data was read to the end.*continue with the files"):
         score(prepared, tmp_path / "run")
     score(copy, tmp_path / "run")
     score(prepared, tmp_path / "run")

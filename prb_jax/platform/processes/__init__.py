@@ -1,1 +1,1 @@
-"""A job of several processes: they start and end together, and agree on what they compute."""
+"""Multi-process jobs: processes start and end together, and agree on their inputs."""

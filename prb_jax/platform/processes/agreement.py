@@ -1,4 +1,4 @@
-"""All that decides a result, compared by the processes before they compute: equal, or one clear error in each."""
+"""Compare the inputs of all processes before they compute: equal, or one clear error in each process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _LONGEST_VALUE = 100
 
 
 def check_agreement(inputs: Mapping[str, Any]) -> None:
-    """Makes sure that ``inputs`` are equal in all processes; a collective.
+    """Check that ``inputs`` are equal in all processes; a collective.
 
     Args:
-      inputs: anything JSON can hold. Of files their contents (digests) and never their paths, which may differ.
+      inputs: Any JSON value. For files, pass digests instead of paths: paths may differ between machines.
 
     Raises:
-      RunError: in every process, naming the first process that differs from process 0, and the fields.
+      RunError: raised in every process; names the fields and the first process that differs from process 0.
     """
     if process_count() == 1:
         return
     contents = json.dumps(inputs, sort_keys=True).encode()
-    # A digest has one length: so far nothing is known about what the other processes do.
+    # Digests have a fixed length, which a collective needs; other processes may have inputs of another length.
     digests = gather_int32(np.frombuffer(hashlib.sha256(contents).digest(), np.int32))
     if all(np.array_equal(digest, digests[0]) for digest in digests):
         return
-    text = json.dumps(inputs).encode()  # in the order that people read
+    text = json.dumps(inputs).encode()  # unsorted: errors list fields in the order that people know
     first, *others = (
         json.loads(part.astype(np.uint8).tobytes())
         for part in gather_int32(np.frombuffer(text, np.uint8).astype(np.int32))
@@ -51,7 +51,7 @@ def check_agreement(inputs: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The fields that differ, by dotted name, with both values as JSON."""
+    """Return the fields that differ, by dotted name, with both values as JSON."""
     old, new = _flat(before), _flat(after)
     names = dict.fromkeys([*old, *new])
     changed = [name for name in names if old.get(name, _ABSENT) != new.get(name, _ABSENT)]
@@ -70,7 +70,7 @@ def _short(text: str) -> str:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping of dotted names to plain values."""
+    """Flatten nested mappings and lists to one mapping of dotted names to plain values."""
     if isinstance(value, Mapping) and value:
         items: Iterable[tuple[str, Any]] = ((f".{key}", item) for key, item in value.items())
     elif isinstance(value, list) and value:

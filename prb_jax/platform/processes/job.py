@@ -1,16 +1,16 @@
-"""A job of several processes: joined at the start, and ended together.
+"""Multi-process jobs: processes start together and end together.
 
-A process that dies leaves the others waiting for it in a collective. So every process holds a connection to
-process 0, and the operating system closes it however its process ends: one that is gone is noticed at once,
-and one whose machine is gone after half a minute. A process that fails says so before it goes. Each of the
-others then ends with one message, at whatever place it waits: a run can be killed at any moment. JAX's own
-heartbeat stays behind this, with its 100 seconds.
+If a process dies, the others wait for it in a collective. Every process therefore holds a connection to
+process 0, which the operating system closes however the process ends. The others notice a dead process at
+once, and a lost machine after 30 seconds. A process that fails sends a message first. Each of the others then
+ends with one message, wherever it waits; a run can be killed at any moment. JAX's own heartbeat remains as
+the fallback, after 100 seconds.
 
-Ctrl-C and SIGTERM are taken on a thread of their own: Python runs its handlers in the main thread, between two
-instructions, so never while that thread waits for other processes inside of JAX. But the number of a signal is
-written into a socket at once, and a thread can read it there.
+A separate thread handles Ctrl-C and SIGTERM. Python runs signal handlers in the main thread between two
+instructions, so never while that thread waits inside JAX. But Python writes the signal's number to a socket at
+once, and a thread can read it there.
 
-One process alone needs none of it, and pays nothing.
+Single-process runs skip all of this.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from prb_jax.errors import MeshError, quote
 from prb_jax.platform.processes.watch import FAILED, ProcessWatch, end_alone, listening_socket
 
 INTERRUPTED: Final = 75
-"""Status of a run that was told to stop before it was done (EX_TEMPFAIL): the same command continues it."""
+"""Exit status of a run that was stopped before its end (EX_TEMPFAIL): the same command continues it."""
 
 INTERRUPTED_BY_USER: Final = 130
-"""Status of a run that Ctrl-C stopped."""
+"""Exit status of a run that Ctrl-C stopped."""
 
 _SECONDS_TO_MEET = 300
 
@@ -43,22 +43,22 @@ _stops_at_a_step = False
 
 
 def start_job(*, after_interrupt: str = "the same command continues the run") -> None:
-    """``jax.distributed.initialize``, and from then on the processes end together.
+    """Call ``jax.distributed.initialize``; from then on the processes end together.
 
-    To be called before the first use of a device. On a TPU pod, Slurm or GKE all is found out; elsewhere
-    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` name the processes. Of several
-    processes, one that gets Ctrl-C or SIGTERM ends at once, with status 130 or 75, also while it waits for the others.
+    Call this before the first use of a device. JAX detects a TPU pod, Slurm and GKE; elsewhere
+    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` define the processes. With several
+    processes, Ctrl-C or SIGTERM ends a process at once with status 130 or 75, even while it waits for the others.
 
     Args:
-      after_interrupt: what the line about such a signal says of the run.
+      after_interrupt: Advice about the run, printed after such a signal.
 
     Raises:
-      MeshError: which processes there are is not known, or the port of process 0 is taken.
+      MeshError: the processes of the job are unknown, or the port of process 0 is in use.
     """
     global _ask_to_stop, _watch
     import jax
 
-    # JAX has no public name for its key-value store and its signal handler; Orbax and others use this one.
+    # JAX has no public name for its key-value store and its signal handler; Orbax also uses this private one.
     from jax._src import distributed
 
     count, index = (_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
@@ -83,8 +83,8 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
     except ValueError as error:
         put_back()
         raise MeshError(
-            f"the processes of this job are not known ({str(error).rstrip('.')}): on a TPU pod, Slurm or GKE they "
-            "are found out; elsewhere set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            f"the processes of this job are unknown ({str(error).rstrip('.')}): JAX detects TPU pods, Slurm, GKE; "
+            "elsewhere set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
     finally:
         meeting.cancel()
@@ -97,21 +97,21 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
         return
     try:
         _watch = ProcessWatch(state)
-    except Exception as error:  # the run itself needs none of this
+    except Exception as error:  # the run itself works without the watch
         print(
             f"prb: process {state.process_id} of {state.num_processes} cannot watch the others "
-            f"({type(error).__name__}: {error}): one that dies is noticed after 100 seconds only",
+            f"({type(error).__name__}: {error}): a dead process is noticed only after 100 seconds",
             file=sys.stderr,
             flush=True,
         )
         return
     sys.excepthook = _watch.uncaught
-    atexit.register(_watch.done)  # before JAX's own, which waits for all processes
+    atexit.register(_watch.done)  # runs before JAX's own handler, which waits for all processes
 
 
 @contextlib.contextmanager
 def stops_at_a_step() -> Iterator[None]:
-    """Inside of it the first SIGTERM is left to JAX, whose processes agree on a step; a second one ends at once."""
+    """Leave the first SIGTERM to JAX, whose processes agree on a step to stop at; a second one ends at once."""
     global _stops_at_a_step
     _stops_at_a_step = True
     try:
@@ -121,11 +121,11 @@ def stops_at_a_step() -> Iterator[None]:
 
 
 def leave_job(status: int, message: str) -> None:
-    """End this process and tell the others, who end with the same status; return where there is no job.
+    """End this process and tell the others, which end with the same status; return if there is no job.
 
     Args:
-      status: not 0. A process that came to its end just ends.
-      message: why, one line; printed here, and by the others with this process's name.
+      status: Exit status, not 0: a process that succeeds just ends.
+      message: Reason, one line; printed here, and by the others with this process's name.
     """
     if _watch is not None:
         _watch.leave(status, message)
@@ -154,7 +154,7 @@ def _number(name: str) -> int | None:
 
 
 def _check_address(*, first: bool) -> None:
-    """Refuse an address of process 0 that is not valid or in use: JAX itself often ends with a segmentation fault."""
+    """Reject an invalid or used address of process 0, at which JAX itself often ends with a segmentation fault."""
     name, address = "JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return
@@ -173,10 +173,10 @@ def _check_address(*, first: bool) -> None:
 
 
 def _take_signals(act: Callable[[signal.Signals], None]) -> Callable[[], None]:
-    """Call ``act`` on a thread for each Ctrl-C and SIGTERM, and nothing else happens any more.
+    """Call ``act`` on a thread for each Ctrl-C and SIGTERM, in place of all other handling.
 
     Returns:
-      A function that puts back the handlers there were. Outside of the main thread nothing is changed at all.
+      A function that restores the previous handlers. Outside the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -186,7 +186,7 @@ def _take_signals(act: Callable[[signal.Signals], None]) -> Callable[[], None]:
     before = {number: signal.signal(number, _leave_to_the_thread) for number in taken}
     descriptor = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
 
-    def listen(writing: socket.socket) -> None:  # it also keeps the writing end open
+    def listen(writing: socket.socket) -> None:  # the argument also keeps the writing end open
         while data := reading.recv(1):
             if data[0] in taken:
                 act(signal.Signals(data[0]))
@@ -195,14 +195,14 @@ def _take_signals(act: Callable[[signal.Signals], None]) -> Callable[[], None]:
         signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        writing.shutdown(socket.SHUT_RDWR)  # the thread ends
+        writing.shutdown(socket.SHUT_RDWR)  # ends the thread
 
     threading.Thread(target=listen, args=(writing,), name="signals", daemon=True).start()
     return put_back
 
 
 def _take_sigterm_again() -> Callable[[], None]:
-    """Take SIGTERM from a handler that a library has set since, of which Python does not know.
+    """Take SIGTERM back from a handler that a C library installed, which Python cannot see.
 
     Returns:
       A function that calls that handler.

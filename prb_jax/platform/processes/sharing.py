@@ -1,6 +1,6 @@
-"""What several processes of one run must agree on: who writes, and what is already done.
+"""Collectives for the decisions of a run: who writes, and what is already done.
 
-One process is the normal case, and costs nothing here: JAX is asked only where
+A single process is the normal case and costs nothing here: these functions import and ask JAX only if
 ``jax.distributed.initialize`` was called.
 """
 
@@ -23,12 +23,12 @@ Entered = TypeVar("Entered")
 
 
 def process_index() -> int:
-    """This process's number; 0 is the one that reads and writes the run folder."""
+    """Return this process's number; process 0 reads and writes the run folder."""
     return sys.modules["jax"].process_index() if process_count() > 1 else 0
 
 
 def process_count() -> int:
-    """The number of processes that run this job together."""
+    """Return the number of processes in this job."""
     jax = sys.modules.get("jax")
     if jax is None or not jax.distributed.is_initialized():
         return 1
@@ -36,10 +36,10 @@ def process_count() -> int:
 
 
 def share_json(value: Any) -> Any:
-    """Process 0's value in every process; a collective, so every process must call it.
+    """Return process 0's value in every process; a collective, so every process must call it.
 
     Args:
-      value: anything JSON can hold; looked at on process 0 alone.
+      value: Any JSON value; only process 0's value is used.
     """
     if process_count() == 1:
         return value
@@ -47,16 +47,16 @@ def share_json(value: Any) -> Any:
     from jax.experimental import multihost_utils
 
     text = json.dumps(value).encode() if process_index() == 0 else b""
-    # The length goes first: a broadcast needs one shape everywhere.
+    # Share the length first: a broadcast needs the same shape everywhere.
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    # Powers of two: each length of its own would be a program of its own.
+    # Round up to powers of two: every new length compiles a new program.
     buffer = np.zeros(1 << length.bit_length(), np.uint8)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:length].tobytes())
 
 
 def gather_int32(values: np.ndarray) -> list[np.ndarray]:
-    """The vectors int32 [any length] of all processes, in their order; a collective."""
+    """Return the int32 vectors [any length] of all processes, in process order; a collective."""
     if process_count() == 1:
         return [values]
     import numpy as np
@@ -70,7 +70,7 @@ def gather_int32(values: np.ndarray) -> list[np.ndarray]:
 
 
 def fetch(array: Any) -> np.ndarray:
-    """The whole of an array on the host, wherever its parts are; a collective where they are with several processes."""
+    """Return a whole array on the host; a collective if the array is sharded over several processes."""
     import numpy as np
 
     if process_count() == 1 or array.is_fully_addressable or array.is_fully_replicated:
@@ -81,16 +81,16 @@ def fetch(array: Any) -> np.ndarray:
 
 
 def parts_of(count: int) -> list[range]:
-    """So many items divided into equal parts in order, one for each process."""
+    """Divide ``count`` items into equal consecutive ranges, one per process."""
     processes = process_count()
     ends = [index * count // processes for index in range(processes + 1)]
     return [range(first, last) for first, last in itertools.pairwise(ends)]
 
 
 def on_first_process(action: Callable[[], Any]) -> Any:
-    """Runs ``action`` on process 0 alone; its value, or its PrbError, in every process.
+    """Run ``action`` on process 0 only; return its value, or raise its PrbError, in every process.
 
-    A collective, so every process must call it. The value must be one that JSON can hold.
+    A collective, so every process must call it. The value must be a JSON value.
     """
     if process_count() == 1:
         return action()
@@ -116,14 +116,14 @@ def entered_on_first_process(
     open_it: Callable[[], contextlib.AbstractContextManager[Entered]],
     tell: Callable[[Entered], Any] = lambda entered: None,
 ) -> Iterator[tuple[Entered | None, Any]]:
-    """Make and enter a context on process 0 alone; a collective, whose errors are raised in every process.
+    """Make and enter a context on process 0 only; a collective that raises its errors in every process.
 
     Args:
-      open_it: makes the context.
-      tell: makes of what it gives a value that JSON can hold.
+      open_it: Makes the context.
+      tell: Converts the entered object to a JSON value for all processes.
 
     Yields:
-      What it gives (None on the other processes), and the value that is told.
+      The entered object (None on the other processes), and the value of ``tell``.
     """
     with contextlib.ExitStack() as stack:
         entered: list[Entered] = []
@@ -137,18 +137,18 @@ def entered_on_first_process(
 
 
 def refuse_together(*, endpoint: object = None, part: object = None, together: bool | None = None) -> None:
-    """Raise RunError for what several processes cannot do together.
+    """Raise RunError for combinations that several processes do not support.
 
     Args:
-      endpoint: the server that is asked, if there is one.
-      part: of the run that is made, if it is not the whole.
-      together: whether there are several processes; those of this job if not given.
+      endpoint: Server that answers the requests, if any.
+      part: Part of the run to compute, if not the whole.
+      together: True if there are several processes; default: ask this job.
     """
     if process_count() == 1 if together is None else not together:
         return
     if endpoint is not None:
-        raise RunError("--distributed: an endpoint is asked by one process alone: leave --distributed out")
+        raise RunError("--distributed: only one process queries an endpoint: remove --distributed")
     if part is not None:
         raise RunError(
-            "--distributed: part: jobs of parts know nothing of each other: leave --distributed or --part out"
+            "--distributed: part: jobs that compute parts do not communicate: remove --distributed or --part"
         )

@@ -1,4 +1,4 @@
-"""Connections of the processes of one job: each one that ends is noticed by the others, which end too.
+"""Connections between the processes of one job: when one ends, the others notice and end too.
 
 Every process holds a connection to process 0, and the operating system closes it however its process ends.
 """
@@ -20,25 +20,25 @@ from typing import Any, Final, NoReturn
 from prb_jax.errors import first_line
 
 FAILED: Final = 1
-"""Status of a process whose neighbour is gone, or that failed with a traceback."""
+"""Exit status of a process that failed with a traceback, or whose job lost a process."""
 
 _KEY: Final = "prb_jax/job"
 _SECONDS_TO_CONNECT: Final = 60
-# An error may be the first sign that a neighbour is gone: its own word comes sooner than this.
+# An error may be the first sign of a lost process; that process's own message arrives within this time.
 _SECONDS_FOR_NEWS: Final = 3.0
-# Idle, between probes, and probes: a machine that is gone is noticed after 30 seconds.
+# Idle seconds, seconds between probes, number of probes: a lost machine is noticed after 30 seconds.
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _CONTINUES: Final = "the same command continues the run, also with another number of processes"
 
 
 class ProcessWatch:
-    """The connections of this process: those of all others to process 0, and elsewhere its own to process 0.
+    """Connections of this process: process 0 is connected to all others, every other process to process 0.
 
-    A message is a line of JSON: {process, status}, where it did not end well with {message, where}. Process 0 hands
-    each on to all others.
+    A message is a line of JSON: {process, status}, plus {message, where} after a failure. Process 0 forwards each
+    message to all others.
 
     Args:
-      state: of ``jax.distributed``.
+      state: Global state of ``jax.distributed``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -49,7 +49,7 @@ class ProcessWatch:
         if self.process == 0:
             server, token = listening_socket(0, backlog=self.count), secrets.token_hex(16)
             place = json.dumps({"port": server.getsockname()[1], "token": token})
-            # A second job in the same Python process would find the first one's.
+            # Overwrite: a second job in the same Python process would find the first job's entry.
             state.client.key_value_set(_KEY, place, allow_overwrite=True)
             _in_background(self._accept, server, token)
             return
@@ -62,11 +62,11 @@ class ProcessWatch:
         _in_background(self._listen, peer, {"process": 0, "where": host})
 
     def done(self) -> None:
-        """Say that this process came to its end."""
+        """Report that this process reached its end."""
         self._tell({"process": self.process, "status": 0})
 
     def leave(self, status: int, message: str) -> NoReturn:
-        """End this process, and tell why."""
+        """End this process and tell the others why."""
         self._ending.acquire()
         print(f"prb: {message}", file=sys.stderr)
         self._tell({"process": self.process, "status": status, "message": message, "where": _here()})
@@ -75,9 +75,9 @@ class ProcessWatch:
     def uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> NoReturn:
-        """In place of ``sys.excepthook``: what failed here, unless it failed because a neighbour is gone."""
+        """Replace ``sys.excepthook``: report a failure here, unless a lost process caused it."""
         if not issubclass(kind, KeyboardInterrupt):
-            time.sleep(_SECONDS_FOR_NEWS)  # the other thread ends the process
+            time.sleep(_SECONDS_FOR_NEWS)  # meanwhile the listening thread may end the process
         self._ending.acquire()
         self._excepthook(kind, error, trace)
         text = first_line(error)
@@ -90,7 +90,7 @@ class ProcessWatch:
             _in_background(self._listen, server.accept()[0], None, token)
 
     def _listen(self, peer: socket.socket, known: dict[str, Any] | None, token: str = "") -> None:
-        """Hear the process at the other end; who it is, its first line says where that is not known."""
+        """Follow the process at the other end; its first line identifies it if ``known`` is None."""
         _keep_alive(peer)
         done = False
         for word in _words(peer):
@@ -108,7 +108,7 @@ class ProcessWatch:
         peer.close()
 
     def _follow(self, word: dict[str, Any], *, told_by: socket.socket) -> NoReturn:
-        """End this process because another one did, and tell those that do not know it."""
+        """End this process because another one ended, and tell the processes that do not know it yet."""
         self._tell(word, but=told_by)
         self._ending.acquire()
         who = f"process {word['process']} of {self.count}"
@@ -132,20 +132,20 @@ class ProcessWatch:
 
 
 def end_alone(status: int, message: str) -> NoReturn:
-    """End a process that is in no job yet, after one line on standard error."""
+    """End a process that has not joined a job, after one line on standard error."""
     print(f"prb: {message}", file=sys.stderr)
     _end(status, sent=False)
 
 
 def listening_socket(port: int, *, backlog: int = 1) -> socket.socket:
-    """A server at a port (0: a free one) of all addresses of this machine."""
+    """Return a server socket on all addresses of this machine (port 0: any free port)."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
 
 
 def _words(peer: socket.socket) -> Iterator[dict[str, Any]]:
-    # The end: a reset, no answer to the probes, or someone else, who found the port.
+    # Ends on a reset, on unanswered probes, or on a stranger who found the port.
     with contextlib.suppress(OSError, ValueError), peer.makefile("rb") as lines:
         for line in lines:
             yield json.loads(line)
@@ -159,7 +159,7 @@ def _keep_alive(peer: socket.socket) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # Linux; elsewhere the system's own times hold
+        if hasattr(socket, name):  # Linux; elsewhere the system's defaults apply
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -168,15 +168,15 @@ def _here() -> str:
 
 
 def _end(status: int, *, sent: bool = True) -> NoReturn:
-    """End the process now: at a normal exit JAX would wait for the others, who wait for us.
+    """End the process now: a normal exit waits in JAX for the others, which wait for this process.
 
     Args:
-      status: of the process.
-      sent: something was sent, and is given time to go out. Where nothing was, JAX gets no time for its own report
-        of a neighbour that is gone.
+      status: Exit status.
+      sent: If True, allow time for sent messages to leave. If False, exit before JAX can print its own report of a
+        lost process.
     """
     if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h")  # a progress display had hidden the cursor
+        sys.stderr.write("\x1b[?25h")  # a progress display hides the cursor
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,1 +1,1 @@
-"""Object storage (gs://, s3://): inputs are copied to a local cache, and run folders are worked on in a local copy."""
+"""Object storage (gs://, s3://): inputs are copied to a local cache; runs work in a local copy that is pushed."""

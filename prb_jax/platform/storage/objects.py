@@ -1,4 +1,4 @@
-"""The objects below one URL of gs:// or s3://, through fsspec; failures that may go away by themselves are retried."""
+"""Objects below one gs:// or s3:// URL, read and written through fsspec; transient failures are retried."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FIRST_WAIT: Final = 0.25
 _LONGEST_WAIT: Final = 30.0
 _BLOCK: Final = 32 << 20
 _THREADS: Final = 8
-_LONGEST_NAME: Final = 250  # bytes; file systems take 255, of which a temporary name needs some
+_LONGEST_NAME: Final = 250  # bytes; file systems allow 255, and a temporary name is longer
 
-# Errors that come again when the request is repeated.
+# Errors that a retry does not fix.
 _DEFINITE: Final = (
     *(PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, AttributeError),
     *(ImportError, NotImplementedError),
@@ -36,30 +36,30 @@ _DEFINITE_NAMES: Final = (
 )  # fmt: skip
 _DEFINITE_NUMBERS: Final = (errno.EINVAL, errno.EPERM, errno.ENOSYS)
 _MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
-_TRANSIENT_STATUS: Final = (401, 408, 409, 425, 429)  # 401: a token that has just run out
+_TRANSIENT_STATUS: Final = (401, 408, 409, 425, 429)  # 401: an expired token
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class _Checksum:
-    """What a store says of the bytes of an object, beside what came."""
+    """Checksum of an object in the store, and the digest of the bytes received."""
 
     kind: str  # "MD5", "CRC32C" or "ETag"
     stored: bytes
-    digest: Any  # of what came so far; has `update` and `digest`
+    digest: Any  # of the bytes so far; has `update` and `digest`
 
 
 def _stored_checksum(info: Mapping[str, Any]) -> _Checksum | None:
-    """The checksum in what a store says of an object; None where it has none that can be computed here.
+    """Return the checksum in the store's metadata of an object; None if it has none that can be computed here.
 
-    Google Cloud Storage has the MD5 of objects that were not composed of others, and the CRC32C of all. The ETag of S3
-    is the MD5 of objects that were written in one piece.
+    Google Cloud Storage has the MD5 of non-composite objects, and the CRC32C of all. On S3 the ETag is the MD5 if the
+    object was written in one piece.
     """
     if md5 := info.get("md5Hash"):
         return _Checksum("MD5", base64.b64decode(md5), _md5())
     if crc := info.get("crc32c"):
-        with contextlib.suppress(ImportError):  # comes with gcsfs
+        with contextlib.suppress(ImportError):  # a dependency of gcsfs
             google_crc32c = import_module("google_crc32c")
             if google_crc32c.implementation == "c":
                 return _Checksum("CRC32C", base64.b64decode(crc), google_crc32c.Checksum())
@@ -68,14 +68,14 @@ def _stored_checksum(info: Mapping[str, Any]) -> _Checksum | None:
 
 
 class Store:
-    """The objects below a URL, by their names relative to it; "" is the object at the URL itself.
+    """Objects below a URL, by their names relative to it; "" is the object at the URL itself.
 
     Args:
-      url: ``gs://BUCKET/NAME`` or ``s3://BUCKET/NAME``. Credentials and endpoints are those of gcsfs and s3fs.
+      url: ``gs://BUCKET/NAME`` or ``s3://BUCKET/NAME``. gcsfs and s3fs find credentials and endpoints.
 
     Raises:
-      RunError: the package for the scheme is not installed, or there are no credentials. The methods raise it where a
-        request is refused, or failed so often, and FileNotFoundError where an object that they read is not there.
+      RunError: the package for the scheme is not installed, or there are no credentials. Methods raise RunError if a
+        request is refused or still fails after all retries, and FileNotFoundError if an object to read is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -93,13 +93,13 @@ class Store:
             ) from error
         except Exception as error:  # credentials that cannot be read
             raise RunError(f"{url}: cannot be opened: {_reason(error)}") from error
-        # gcsfs compares what the store says it holds only when asked to; a mismatch is an error, and so is retried.
-        # s3fs sends a checksum with what it writes, and S3 refuses other bytes.
+        # gcsfs compares the checksum of a written object only on request; a mismatch is an error, so it is retried.
+        # s3fs sends a checksum with each write, and S3 rejects bytes that differ.
         self._checked = {"consistency": "md5"} if scheme == "gs" else {}
         self._root: str = self._fs._strip_protocol(url).rstrip("/")
 
     def versions(self) -> dict[str, str]:
-        """Return every object below the URL by its name, with what changes when the object does."""
+        """Return the version of every object below the URL by name; an object's version changes with the object."""
         try:
             items = self._do("", lambda path: self._fs.find(path, detail=True))
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class Store:
         }
 
     def version(self) -> str | None:
-        """Return the version of the object at the URL itself; None where there is no such object."""
+        """Return the version of the object at the URL itself; None if there is no such object."""
         try:
             facts = self._do("", self._fs.info)
         except FileNotFoundError:
@@ -126,12 +126,12 @@ class Store:
         return file.getvalue()
 
     def fetch(self, name: str, file: BinaryIO) -> None:
-        """Append the bytes of an object to an open file, by blocks, each of which is retried.
+        """Append the bytes of an object to an open file, in blocks that are retried separately.
 
-        The bytes are compared with the checksum that the store gives; where they differ, they are fetched once more.
+        The bytes are compared with the store's checksum; if they differ, they are fetched a second time.
 
         Raises:
-          RunError: they differ again.
+          RunError: the bytes differ twice.
         """
         begin, first = file.tell(), b""
         while True:
@@ -144,10 +144,10 @@ class Store:
             if checksum is None or (came := checksum.digest.digest()) == checksum.stored:
                 return
             if checksum.kind == "ETag" and (came == first or self._do(name, self._has_own_etag)):
-                return  # the ETag is no MD5 in this store; twice the same bytes are those that it holds
+                return  # the ETag is not an MD5; two equal fetches confirm the bytes
             if first:
                 raise RunError(
-                    f"{self.place(name)}: came damaged twice: expected the {checksum.kind} {checksum.stored.hex()}, "
+                    f"{self.place(name)}: damaged in both fetches: expected {checksum.kind} {checksum.stored.hex()}, "
                     f"found {came.hex()}"
                 )
             first = came
@@ -167,22 +167,22 @@ class Store:
             yield self._do(name, block)
 
     def _has_own_etag(self, path: str) -> bool:
-        """Whether S3 says that an object is encrypted by a key of KMS or of the customer: its ETag is no MD5 then."""
+        """Return True if S3 encrypts the object with a key of KMS or the customer: its ETag is not an MD5 then."""
         bucket, key, _ = self._fs.split_path(path)
         head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
         return head.get("ServerSideEncryption") not in (None, "AES256") or "SSECustomerAlgorithm" in head
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that must not be there yet; return whether it is ours.
+        """Write an object that must not exist yet; return True if this call wrote it.
 
-        Of several writers one alone succeeds, where the store knows preconditions (Google Cloud Storage, S3).
+        Only one of several writers succeeds if the store supports preconditions (Google Cloud Storage, S3).
         """
 
         def write(path: str) -> None:
             try:
                 self._fs.pipe_file(path, data, mode="create", **self._checked)
             except Exception as error:
-                if type(error).__name__ == "ChecksumError":  # the object was made, by us, of other bytes
+                if type(error).__name__ == "ChecksumError":  # this call made the object, from damaged bytes
                     self._fs.rm_file(path)
                 raise
 
@@ -190,13 +190,13 @@ class Store:
             self._write(name, write)
             return True
         except (FileExistsError, RunError):
-            # A write that came through although its answer was lost is refused when it is repeated.
+            # If the response to a successful write is lost, the retry is refused: compare the contents.
             with contextlib.suppress(FileNotFoundError):
                 return self.read(name) == data
             raise
 
     def upload(self, name: str, file: BinaryIO, *, start: int, size: int) -> None:
-        """Write an object of so many bytes of an open file, from `start` on."""
+        """Write `size` bytes of an open file, from offset `start`, as one object."""
 
         def copy(path: str) -> None:
             file.seek(start)
@@ -211,7 +211,7 @@ class Store:
                         digest.update(data)
                         target.write(data)
                 stored = self._fs.info(path).get("md5Hash") if self._checked else None
-            except FileNotFoundError as error:  # also where the answer to the last block was lost
+            except FileNotFoundError as error:  # also raised if the response to the last block is lost
                 raise OSError(errno.EIO, f"the upload is gone: {_reason(error)}") from error
             expected = base64.b64encode(digest.digest()).decode()
             if stored not in (None, expected):
@@ -220,11 +220,11 @@ class Store:
         self._write(name, copy)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the store, so that its bytes do not travel."""
+        """Copy an object within the store, without a download."""
         self._write(source, lambda path: self._fs.cp_file(path, self._path(target)))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, as far as they are there."""
+        """Remove those of the objects that exist."""
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -246,7 +246,7 @@ class Store:
             raise RunError(f"{self.url}: cannot be written: no such bucket, or {name} is gone") from error
 
     def _do(self, name: str, request: Callable[[str], Result]) -> Result:
-        """The result of a request for the path of an object, repeated while it may help."""
+        """Return the result of a request for an object's path; retry transient failures."""
         place = self.place(name)
         for attempt in range(TRIES):
             try:
@@ -264,7 +264,7 @@ class Store:
 
 
 def fault_of_name(part: str) -> str | None:
-    """Return why a part of an object's name cannot be the name of a local file; None if it can be."""
+    """Return why a part of an object's name cannot be the name of a local file; None if it can."""
     if part in ("", ".", ".."):
         return f"its part {part!r} names no file"
     if "\0" in part:
@@ -279,7 +279,7 @@ def fault_of_name(part: str) -> str | None:
 
 
 def in_threads(action: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Do the same with several items at once; the first error is raised when all have ended."""
+    """Apply ``action`` to several items at once; raise the first error after all have ended."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="storage") as pool:
         for done in [pool.submit(action, item) for item in items]:
             done.result()

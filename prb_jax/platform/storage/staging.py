@@ -1,21 +1,21 @@
-"""A run folder at a URL: worked on in a local folder, of which the store always holds a consistent earlier state.
+"""A run folder at a URL: the run works in a local folder; the store always holds a consistent earlier state of it.
 
-Object stores have no append, no rename and no lock. While a run goes on, the store holds under ``.prb/``
+Object stores have no append, rename or lock. During a run, the store holds under ``.prb/``:
 
-``manifest-NUMBER.json``  the state of the folder: every file with its size, its sha256, and the objects whose bytes,
-                          one after the other, are its bytes. The greatest number counts.
-``WRITER-NUMBER``         such objects, each written once under a name that no other process uses. Of a file that grew
-                          only the new bytes are written, joined with earlier small objects, so that a file of n bytes
-                          costs O(n log n) in all.
+``manifest-NUMBER.json``  The state of the folder: every file with its size, its sha256, and the objects that hold its
+                          bytes, in order. The greatest number is the current state.
+``WRITER-NUMBER``         These objects; each is written once, under a name unique to the process. If a file grew, only
+                          the new bytes are written, joined with earlier small objects. Writing a file of n bytes
+                          therefore costs O(n log n) in all.
 
-A state is that of one instant: the local folder can be continued from any instant, and so can the state. Its objects
-are written first, then its manifest, and only then is removed what the manifest before it alone needed. A manifest is
-written on the condition that its number is free: of two processes that continue the same state one gets it, and the
-other ends. A process that opens the folder to continue it takes the next number at once, so that an older process that
-still runs, or wakes up again, is the one that ends.
+A state is a snapshot of one instant: a run can continue from any instant of its folder, and so from any state. A push
+writes the objects first, then the manifest, and then removes the objects that only the previous manifest needed. A
+manifest is written only if its number is free: if two processes continue the same state, one gets the number and the
+other ends. A process that opens the folder to continue it takes the next number at once. An older process that still
+runs, or wakes up again, then ends.
 
-At the end the files are put under their names (copied within the store where a file is one object), a last manifest
-says so, and ``.prb/`` is removed, that manifest last. As long as there is one, it counts, not the files beside it.
+At the end the files get their final names (copied within the store if a file is one object). A last manifest records
+this. ``.prb/`` is then removed, that manifest last. While a manifest exists, it defines the state, not the plain files.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class TakenOverError(RunError):
 
 
 class Staging:
-    """The local folder of a run at a URL: fetched when it is opened, then pushed every few seconds and at the end.
+    """Local folder of a run at a URL: fetched when opened, then pushed every few seconds and at the end.
 
     Attributes:
-      path: where it lies on this machine meanwhile.
+      path: Local folder of the run.
 
     Args:
-      url: of the run folder, or of the one file that a verb writes; also an attribute.
-      root: of all local copies. Kept between two starts, for what could not be pushed.
-      seconds: between two pushes.
-      may_push: whether this process is the one that writes; asked again at every push.
-      shared: other processes of the same job have a local folder of the same URL on this machine.
+      url: URL of the run folder, or of the single file that a verb writes; also an attribute.
+      root: Folder of all local copies. It persists between runs, for data that could not be pushed.
+      seconds: Seconds between two pushes.
+      may_push: Returns True if this process is the writer; called again at every push.
+      shared: If True, other processes of the same job have their own folder for this URL on this machine.
 
     Raises:
       RunError: the store cannot be read, or another process of this machine writes to the URL.
@@ -114,13 +114,13 @@ class Staging:
         self._thread.start()
 
     def close(self, *, finish: bool) -> None:
-        """Push what there is, and let go of the folder.
+        """Push the current state, and release the folder.
 
         Args:
-          finish: the run came to its end: the files get their names in the store.
+          finish: If True, the run is complete: its files get their final names in the store.
 
         Raises:
-          RunError: it could not be pushed, or another process took the run over.
+          RunError: the push failed, or another process took over the run.
         """
         self._ending.set()
         self._thread.join()
@@ -137,7 +137,7 @@ class Staging:
             raise
         except PrbError as error:
             raise RunError(
-                f"{error}; all is kept in {self._home}: once this is put right, the same command on this machine "
+                f"{error}; all files are kept in {self._home}: after this is fixed, the same command on this machine "
                 "continues from there"
             ) from error
         finally:
@@ -157,7 +157,7 @@ class Staging:
         for _ in range(_TRIES):
             try:
                 state = read_state(self._store)
-                if "" in state.files:  # one file
+                if "" in state.files:  # the URL is one file
                     fetch_state(self._store, self.path, state)
                     return State()
                 digests = self._fetch_folder(state)
@@ -174,28 +174,28 @@ class Staging:
         )
 
     def _fetch_folder(self, state: State) -> Mapping[str, str | None]:
-        """Make the local folder that of a state or a later one; return the digests of the state's files."""
+        """Make the local folder match a state or a later one; return the digests of the state's files."""
         known_as, digests = self._read_record()
         if known_as != state.known_as or digests.keys() != state.files.keys():
             copies = fetch_state(self._store, self.path, state)
             digests = {name: copy.sha256 for name, copy in copies.items()}
             self._write_record(state.known_as, digests)
             return digests
-        # The local folder is that of this state or a later one, which could not be pushed; then its files may be
-        # longer. What is missing or shorter was lost, or removed since: it is harmless if it comes back.
+        # The local folder holds this state or a later one that could not be pushed, so its files may be longer.
+        # Missing or shorter files were lost or removed since; fetching them again is harmless.
         lost = []
         for name, stored in state.files.items():
             path = self.path / name
             if not path.is_file() or path.stat().st_size < stored.size:
                 lost.append(name)
         if lost:
-            gone = f"the local copy lost files, which are fetched again: {listed(lost)}"
+            gone = f"the local copy lost files; fetching them again: {listed(lost)}"
             print(f"prb: warning: {self.url}: {gone}", file=sys.stderr)
             fetch_files(self._store, self.path, state, lost)
         return digests
 
     def _read_record(self) -> tuple[str, dict[str, str | None]]:
-        """Of which state of the store the local folder is a later one, and the digests of that state's files."""
+        """Return the state of the store that the local folder continues, and the digests of that state's files."""
         try:
             record = json.loads(self._record.read_text(encoding="utf-8"))
             return record["state"], dict(record["sha256"])
@@ -216,17 +216,17 @@ class Staging:
             except TakenOverError as error:
                 self._failure = error
                 if not self._ending.is_set():
-                    _interrupt()  # the run ends, and `close` says why
+                    _interrupt()  # the run ends, and `close` raises the reason
                 return
-            except Exception as error:  # the next push tries again, and the last one raises
+            except Exception as error:  # the next push retries, and the last one raises
                 if str(error) != told:
                     told = str(error)
-                    print(f"prb: warning: {error}; the run goes on, and tries again", file=sys.stderr)
+                    print(f"prb: warning: {error}; the run continues and will retry", file=sys.stderr)
 
     def push(self) -> bool:
-        """Write the state of this instant, if it is another one than that of the store.
+        """Write the current state if it differs from the store's.
 
-        Returns False where that failed because the files were replaced too fast; nothing was changed then.
+        Returns False, and changes nothing, if files were replaced too fast for a snapshot.
         """
         snapshot = self._snapshot()
         if snapshot is None:
@@ -247,7 +247,7 @@ class Staging:
         finally:
             _close(files)
         if entries.keys() != signatures.keys():
-            return False  # one was replaced meanwhile: the next instant, then
+            return False  # a file was replaced meanwhile: take a new snapshot
         self._pushed = signatures
         if entries != self._state.files:
             self._state = self._write_manifest(self._state, entries)
@@ -255,12 +255,12 @@ class Staging:
 
     def _push_last(self) -> None:
         if not any(self.push() for _ in range(20)):
-            raise RunError(f"{self.path}: is still being written to, so that its end cannot be pushed")
+            raise RunError(f"{self.path}: is still being written to, so its final state cannot be pushed")
 
     def _snapshot(self) -> tuple[dict[str, Signature], dict[str, BinaryIO | None]] | None:
-        """All files as they were at one instant, and those that changed since the last push; the first of them open.
+        """Return the signatures of all files at one instant, and the files changed since the last push, the first open.
 
-        An open file keeps its bytes, also when another one takes its place.
+        An open file keeps its bytes even if another file replaces it.
         """
         for _ in range(200):
             signatures = scan(self.path)
@@ -280,7 +280,7 @@ class Staging:
         return None
 
     def _write_parts(self, name: str, file: BinaryIO, size: int) -> StoredFile | None:
-        """Write the bytes of a file that the store does not have yet; None for a file that became shorter."""
+        """Write the bytes of a file that the store lacks; return None if the file became shorter."""
         stored = self._state.files.get(name)
         before = stored.size if stored is not None and stored.size <= size else 0
         digest = hashlib.sha256()
@@ -291,7 +291,7 @@ class Staging:
             return stored
         if not _add(digest, file, size - before):
             return None
-        # A file under its own name is written over at the end, so that no other state may need it.
+        # A file under its final name is overwritten at the end, so no other state may depend on it.
         kept = stored is not None and grown and stored.parts and stored.parts[0][0].startswith(PRIVATE)
         parts = list(stored.parts) if stored is not None and kept else []
         start = sum(length for _, length in parts)
@@ -308,7 +308,7 @@ class Staging:
         """Make these files the state of the store.
 
         Raises:
-          TakenOverError: it is not the state any more from which this process went on.
+          TakenOverError: the store's state is no longer the one that this process continues.
         """
         known_as = manifest_text(
             state, files, writer=self._writer, host=os.uname().nodename, process=os.getpid()
@@ -329,23 +329,23 @@ class Staging:
         return new
 
     def _check_newest(self, state: State) -> None:
-        """Raise TakenOverError unless the newest manifest is that of this state."""
+        """Raise TakenOverError unless this state has the newest manifest."""
         if newest_manifest(self._store, self._store.versions()) != state.number:
             raise self._taken_over()
 
     def _taken_over(self) -> TakenOverError:
         return TakenOverError(
-            f"{self.url}: another process has taken this run over, and goes on with it; this one ends. Give "
-            "two runs two folders"
+            f"{self.url}: another process has taken over this run and continues it; this one ends. Give "
+            "each run a separate folder"
         )
 
     def _finish(self) -> None:
-        """Give the files their names in the store, and remove everything else that it held of the run."""
+        """Give the files their final names in the store, and remove everything else that it holds of the run."""
         if self.path.is_file():
             with self.path.open("rb") as file:
                 self._store.upload("", file, start=0, size=self.path.stat().st_size)
             return
-        self._pushed = {}  # every file is read again, so that what is at the end is exactly what is here
+        self._pushed = {}  # read every file again: the final store must equal the local folder
         self._push_last()
         state = self._state
         if state.number and not state.files.keys() <= state.plain:
@@ -371,12 +371,12 @@ class Staging:
         private = {name for name in self._store.versions() if name.startswith(PRIVATE)}
         self._store.remove(private - {manifest_name(state.number)})
         self._store.remove([manifest_name(state.number)])
-        self._write_record("finished", {})  # what is here now is no later state of anything
+        self._write_record("finished", {})  # the local folder no longer continues any state
         self._state = State()
 
 
 def _interrupt() -> None:
-    """End the run of this process as Ctrl-C does; as SIGTERM where Ctrl-C is ignored, as in a job behind `nohup`."""
+    """End this process's run as Ctrl-C does; use SIGTERM if Ctrl-C is ignored, e.g. under `nohup`."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
 
@@ -388,7 +388,7 @@ def _close(files: Mapping[str, BinaryIO | None]) -> None:
 
 
 def _add(digest: Any, file: BinaryIO, size: int) -> bool:
-    """Add the next bytes of a file to a digest; False where there are not as many."""
+    """Add the next bytes of a file to a digest; return False if the file is too short."""
     while size > 0:
         piece = file.read(min(_PIECE, size))
         if not piece:

@@ -1,7 +1,7 @@
-"""What a store holds of a folder, and its copies on this machine, which are checked before they are used.
+"""States of a folder in a store, and verified copies of them on this machine.
 
-A folder in a store is either plain (one object a file) or, while a run goes on, a manifest and its objects
-(:mod:`prb_jax.platform.storage.staging`). :func:`read_state` reads both; strangers may have written either.
+A folder in a store is either plain (one object per file) or, during a run, a manifest and its objects
+(:mod:`prb_jax.platform.storage.staging`). :func:`read_state` reads both and trusts neither.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 _TRIES: Final = 5
 
 Signature = tuple[int, int, int]
-"""Inode, size and time of the last change of a local file, also of one that kept its time of modification."""
+"""Inode, size and change time (ctime) of a local file; ctime changes even if the modification time is kept."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a state."""
+    """One file of a state."""
 
     size: int  # in bytes
-    sha256: str | None  # of its bytes; None where the file was found in the store without a manifest
+    sha256: str | None  # of its bytes; None for files without a manifest
     parts: tuple[tuple[str, int], ...]  # names and sizes of the objects that hold its bytes
 
 
 @dataclass(frozen=True)
 class State:
-    """What the store holds of a folder; the object at the URL itself is a file with the name ""."""
+    """State of a folder in a store; an object at the URL itself is a file with the name ""."""
 
     files: Mapping[str, StoredFile] = field(default_factory=dict)  # by name
-    number: int = 0  # of the manifest that says so; 0 where there is none
-    known_as: str = ""  # its text; of a folder without a manifest the versions of its files
-    # names under which the store holds files beside the manifest, current or not
+    number: int = 0  # of its manifest; 0 without a manifest
+    known_as: str = ""  # text of the manifest, or the versions of the plain files
+    # names of plain files that the store holds beside the manifest, current or not
     plain: frozenset[str] = frozenset()
 
     @property
     def objects(self) -> set[str]:
-        """The names of all objects that hold bytes of it."""
+        """Names of all objects that hold its bytes."""
         return {part for stored in self.files.values() for part, _ in stored.parts}
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file as it was on this machine when its digest was taken."""
+    """A local file when its digest was computed."""
 
     sha256: str
     signature: Signature
 
 
 class StateChangedError(Exception):
-    """The state that was being fetched is no longer that of the store."""
+    """The store's state changed during a fetch."""
 
 
 def manifest_name(number: int) -> str:
@@ -75,10 +75,10 @@ def manifest_name(number: int) -> str:
 
 
 def newest_manifest(store: Store, names: Iterable[str]) -> int:
-    """Return the greatest number of a manifest; 0 where there is none.
+    """Return the greatest manifest number; 0 if there is no manifest.
 
     Raises:
-      RunError: an object looks like a manifest, and has no number: which state counts cannot be told.
+      RunError: an object looks like a manifest but has no number, so the current state is unknown.
     """
     newest = 0
     for name in names:
@@ -86,17 +86,17 @@ def newest_manifest(store: Store, names: Iterable[str]) -> int:
             match = _MANIFEST_NAME.fullmatch(name)
             if match is None:
                 raise RunError(
-                    f"{store.url}/{name}: not the name of a manifest, as {manifest_name(1)}: remove it"
+                    f"{store.url}/{name}: not a valid manifest name, such as {manifest_name(1)}: remove the object"
                 )
             newest = max(newest, int(match[1]))
     return newest
 
 
 def read_state(store: Store) -> State:
-    """Return the state of the file or folder at a URL; an empty one where there is nothing.
+    """Return the state of the file or folder at a URL; an empty state if nothing is there.
 
     Raises:
-      RunError: the message names the object: a manifest is none, or files cannot have their names on this machine.
+      RunError: a manifest is invalid, or a name cannot be a local file name; the message names the object.
     """
     if (version := store.version()) is not None:
         size = json.loads(version)[0]
@@ -115,22 +115,22 @@ def read_state(store: Store) -> State:
             files = {name: StoredFile(size, None, ((name, size),)) for name, size in sizes.items()}
             known_as = json.dumps(plain, sort_keys=True) if plain else ""
             return State(files, known_as=known_as, plain=frozenset(plain))
-        with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
+        with contextlib.suppress(FileNotFoundError):  # a newer manifest has just replaced it
             text = store.read(manifest_name(number))
             files, plain = _parse_manifest(text, where=f"{store.url}/{manifest_name(number)}")
             _check_names(store, files)
             return State(files, number, text.decode(), plain)
-    raise RunError(f"{store.url}: was fetched while it was being changed; try again")
+    raise RunError(f"{store.url}: changed while it was fetched; try again")
 
 
 def manifest_text(state: State, files: Mapping[str, StoredFile], **facts: object) -> str:
-    """Return the manifest of these files as a later state than another one; ``facts`` are for people."""
+    """Return the manifest of these files as the successor of ``state``; ``facts`` are for people."""
     entries = {name: asdict(entry) for name, entry in sorted(files.items())}
     return json.dumps({"format": 1, **facts, "plain": sorted(state.plain), "files": entries})
 
 
 def _parse_manifest(text: bytes, *, where: str) -> tuple[dict[str, StoredFile], frozenset[str]]:
-    """The files of a manifest, and its plain names."""
+    """Return the files of a manifest, and its plain names."""
 
     def check(fits: bool, what: str, expected: str, value: object) -> None:
         if not fits:
@@ -174,7 +174,7 @@ def _parse_manifest(text: bytes, *, where: str) -> tuple[dict[str, StoredFile], 
 
 
 def _check_names(store: Store, names: Iterable[str]) -> None:
-    """Raise RunError unless all of the names can be those of files in one local folder."""
+    """Raise RunError unless all names can be files in one local folder."""
     names = set(names)
     for name in sorted(names):
         if fault := next(filter(None, map(fault_of_name, name.split("/"))), None):
@@ -184,25 +184,25 @@ def _check_names(store: Store, names: Iterable[str]) -> None:
         for above in map(str, PurePosixPath(name).parents):
             if above in names:
                 raise RunError(
-                    f"{store.url}/{name}: cannot be a file on this machine beside the object {quote(above)}, "
-                    "which would be its folder; rename one of them"
+                    f"{store.url}/{name}: cannot be a file on this machine: the object {quote(above)} has the name "
+                    "of its folder; rename one of them"
                 )
 
 
 def fetch_state(
     store: Store, folder: Path, state: State, known: Mapping[str, LocalFile] | None = None
 ) -> dict[str, LocalFile]:
-    """Make a local file or folder hold the files of a state, and nothing else; errors as of :func:`fetch_files`.
+    """Make a local file or folder match a state exactly; for errors see :func:`fetch_files`.
 
     Args:
-      known: what it held when this state was fetched before.
+      known: Files recorded when this state was fetched before.
     """
     if "" not in state.files:
         for name in scan(folder, temporary=True).keys() - state.files.keys():
             (folder / name).unlink()
         for directory, _, _ in sorted(
             os.walk(folder), reverse=True
-        ):  # an empty one would count as a checkpoint
+        ):  # an empty folder would count as a checkpoint
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
         with errors_of_copies(folder):
@@ -217,11 +217,11 @@ def fetch_files(
     names: Iterable[str],
     known: Mapping[str, LocalFile] | None = None,
 ) -> dict[str, LocalFile]:
-    """Fetch these files of a state as far as they are not there with the bytes that they had.
+    """Fetch those files of a state that are missing here or have changed.
 
     Raises:
-      StateChangedError: the state is no longer that of the store.
-      RunError: an object is missing, the bytes are not those that were written, or they cannot be kept.
+      StateChangedError: the store's state changed meanwhile.
+      RunError: an object is missing, its bytes are damaged, or they cannot be stored here.
     """
     known, here, fetched = known or {}, dict[str, LocalFile](), list[str]()
 
@@ -240,12 +240,12 @@ def fetch_files(
                         _fetch_part(store, state, part, file)
                 now = _local_file(path, None)
         if now is None or stored.sha256 not in (None, now.sha256):
-            raise RunError(f"{store.place(name)}: damaged: its bytes are not those that were written")
+            raise RunError(f"{store.place(name)}: damaged: its bytes differ from the bytes that were written")
         here[name] = now
 
     in_threads(fetch, names)
     if fetched and not state.number and read_state(store).known_as != state.known_as:
-        raise StateChangedError  # they may be of both versions
+        raise StateChangedError  # the files may mix two versions
     return here
 
 
@@ -256,28 +256,28 @@ def _fetch_part(store: Store, state: State, part: str, file: Any) -> None:
         if read_state(store).known_as != state.known_as:
             raise StateChangedError from error
         if not state.number:
-            raise RunError(f"{store.place(part)}: is listed by the store, and cannot be read") from error
+            raise RunError(f"{store.place(part)}: listed by the store, but cannot be read") from error
         manifest = f"{store.url}/{manifest_name(state.number)}"
         lacking = sorted(state.objects - store.versions().keys()) or [part]
         raise RunError(
-            f"{manifest}: the state of a run whose objects are missing in the store: {listed(lacking)}; put them "
-            f"back, or remove {store.url}/{PRIVATE} to start anew from the files beside it"
+            f"{manifest}: objects of this run are missing in the store: {listed(lacking)}; restore "
+            f"them, or remove {store.url}/{PRIVATE} to start a new run from the files beside it"
         ) from error
 
 
 @contextlib.contextmanager
 def errors_of_copies(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors about a local copy into one line."""
+    """Turn the operating system's errors about a local copy into a one-line RunError."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror}; PRB_JAX_STORAGE names another folder"
+            f"cannot write {path}: {error.strerror}; set PRB_JAX_STORAGE to another folder"
         ) from error
 
 
 def _local_file(path: Path, before: LocalFile | None) -> LocalFile | None:
-    """A file with its digest, which is taken again if the file was changed; None where there is no file."""
+    """Return a file with its digest, recomputed if the file changed; None if there is no file."""
     if not path.is_file():
         return None
     now = signature(path.stat())
@@ -288,14 +288,14 @@ def _local_file(path: Path, before: LocalFile | None) -> LocalFile | None:
 
 
 def write_copies(path: Path, copies: Mapping[str, LocalFile]) -> None:
-    """Record the files of a local copy, for the next command that wants it."""
+    """Record the files of a local copy for the next command that uses it."""
     record = {name: dataclasses.astuple(copy) for name, copy in copies.items()}
     with errors_of_copies(path), whole_file(path) as file:
         file.write(json.dumps(record).encode())
 
 
 def read_copies(path: Path) -> dict[str, LocalFile]:
-    """Return what :func:`write_copies` recorded; nothing where there is no record, or a damaged one."""
+    """Return the record of :func:`write_copies`; empty if it is missing or damaged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return {
@@ -307,7 +307,7 @@ def read_copies(path: Path) -> dict[str, LocalFile]:
 
 
 def scan(folder: Path, *, temporary: bool = False) -> dict[str, Signature]:
-    """Return every file of a folder by its name; without those that are not whole yet, which no run needs."""
+    """Return all files of a folder by name, without unfinished ones unless ``temporary`` is True."""
     signatures: dict[str, Signature] = {}
     for directory, folders, files in os.walk(folder):
         if not temporary:
@@ -321,10 +321,10 @@ def scan(folder: Path, *, temporary: bool = False) -> dict[str, Signature]:
 
 
 def signature(status: os.stat_result) -> Signature:
-    """Return by which a local file is recognised as unchanged."""
+    """Return the signature that shows whether a local file changed."""
     return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a file or folder of this name is not whole yet."""
+    """Return True if a file or folder of this name is unfinished."""
     return (name.startswith(".") and name.endswith((".tmp", ".old"))) or ".orbax-checkpoint-tmp" in name

@@ -1,4 +1,4 @@
-"""URLs of object storage where a local path is expected: inputs are fetched, outputs staged, and both shown as URLs."""
+"""URLs of object storage in place of local paths: inputs are fetched, outputs staged, and both shown as URLs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from prb_jax.platform.storage.states import (
 )
 
 _NAMES: Final = frozenset({("distil", "reward")})
-"""Options of verbs that name what a run holds already, so that no copy is needed."""
+"""Options of verbs that name an object inside a run, which is not copied."""
 
 _SECONDS: Final = 10.0
 _TRIES: Final = 5
@@ -50,7 +50,7 @@ class _Session:
 
 
 def storage_folder() -> Path:
-    """The folder of local copies: ``$PRB_JAX_STORAGE``, ``$PRB_JAX_CACHE/storage``, or ``~/.cache/prb_jax/storage``."""
+    """Return the folder of local copies: ``$PRB_JAX_STORAGE``, ``$PRB_JAX_CACHE/storage`` or a user cache."""
     if chosen := os.environ.get("PRB_JAX_STORAGE"):
         return Path(chosen)
     if cache := os.environ.get("PRB_JAX_CACHE"):
@@ -59,7 +59,7 @@ def storage_folder() -> Path:
 
 
 def localise_options(options: argparse.Namespace) -> None:
-    """Put local paths in the places of the URLs of a command line, but for its words."""
+    """Replace the URLs in the options of a command line by local paths; its words stay as they are."""
     for name, value in vars(options).items():
         if name != "words" and (options.words[0], name) not in _NAMES and names_url(value):
             setattr(options, name, localised(value, output=name in OUTPUTS))
@@ -67,10 +67,10 @@ def localise_options(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def session(*, distributed: bool = False) -> Iterator[_Session]:
-    """Hold the outputs at URLs that are named inside of it; within another session it is a part of that one.
+    """Manage the outputs at URLs that the body names; a nested session joins the outer one.
 
-    At the end each is pushed, and its files get their names in the store; after an error, or where ``finish`` of the
-    session was set to False, it is pushed as far as it came, to be continued.
+    At the end each output is pushed, and its files get their names in the store. After an error, or if the session's
+    ``finish`` is False, the output is pushed as it is, and a later run can continue it.
 
     Raises:
       RunError: an output cannot be pushed, or another process took it over.
@@ -97,12 +97,14 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
         try:
             staging.close(finish=finish)
             if finish or current.distributed:
-                atexit.register(staging.remove)  # until then a caller can read what came out
+                atexit.register(staging.remove)  # until then the caller can read the output
         except PrbError as error:
             failed = failed or error
     if failed is None:
         return
-    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # and so SIGTERM
+    taken_over = isinstance(failed, TakenOverError) and not isinstance(
+        after, Exception
+    )  # SIGTERM ended the run
     if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
         raise failed from None
     print(f"prb: warning: {failed}", file=sys.stderr)
@@ -110,9 +112,9 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
 
 @contextlib.contextmanager
 def names_in_output() -> Iterator[None]:
-    """Print URLs in place of local copies, also in warnings, and escape control characters in standard output.
+    """Print URLs instead of local copies, also in warnings, and escape control characters in standard output.
 
-    Names from data and configs may hold sequences that move the cursor of a terminal or write to its clipboard.
+    Names from data and configs may contain sequences that move a terminal's cursor or write to its clipboard.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Shown(before[0], escaped=True), _Shown(before[1])  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,7 +125,7 @@ def names_in_output() -> Iterator[None]:
 
 
 def with_styles(stream: Any) -> Any:
-    """Return a stream to which styles can be written, by a caller who escapes control characters in names."""
+    """Return a stream that accepts styles; the caller escapes control characters in names."""
     return _Shown(stream._stream) if isinstance(stream, _Shown) else stream
 
 
@@ -140,7 +142,7 @@ class _Shown:
 
 
 def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a public function that takes URLs for paths, also in its options; ``name`` is its public one."""
+    """Wrap a public function: URLs may replace paths, also in its options; ``name`` is its public name."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -148,7 +150,7 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # it says itself what is wrong
+            return function(*args, **kwargs)  # raises the fitting TypeError
         with session():
             for parameter, value in given.arguments.items():
                 if (name, parameter) in _NAMES:
@@ -162,14 +164,14 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def staged(url: str) -> str:
-    """The local folder in which the output at a URL is made."""
+    """Return the local folder for the output at a URL."""
     with _guard:
         if not _open:
-            raise RunError(f"{url}: an output at a URL needs an open session of storage")
+            raise RunError(f"{url}: an output at a URL requires an open storage session")
         current = _open[0]
         if url not in current.stagings:
             if url.count("/") < 3:
-                raise RunError(f"{url}: names a bucket alone; expected {url}/NAME")
+                raise RunError(f"{url}: names only a bucket; expected {url}/NAME")
             current.stagings[url] = Staging(
                 url,
                 storage_folder().expanduser().absolute(),
@@ -193,19 +195,19 @@ def _seconds() -> float:
 
 
 def _is_first_of_job() -> bool:
-    """Whether this is process 0 of a job that has begun; starts no device, as ``jax.process_index`` does."""
+    """Return True if this is process 0 of an initialised job; unlike ``jax.process_index``, starts no device."""
     distributed = sys.modules.get("jax._src.distributed")
     state = None if distributed is None else distributed.global_state
     return state is not None and state.client is not None and state.process_id == 0
 
 
 def fetched(url: str) -> str:
-    """A local copy of the file or folder at a URL, of the version that it has now."""
+    """Return a local copy of the current version of the file or folder at a URL."""
     with _guard:
         for known in _open[0].stagings if _open else ():
-            if f"{url}/".startswith(f"{known}/"):  # what this process is writing
+            if f"{url}/".startswith(f"{known}/"):  # this process writes it
                 return copies[known] + url.removeprefix(known)
-        if _open and url in _open[0].fetched:  # one version for a whole command
+        if _open and url in _open[0].fetched:  # a command sees one version
             return _open[0].fetched[url]
         path = _fetch(Store(url))
         copies[url] = str(path)
@@ -215,7 +217,7 @@ def fetched(url: str) -> str:
 
 
 def _fetch(store: Store) -> Path:
-    """A copy of what is at the URL of a store now; a copy of an earlier command is checked, file by file."""
+    """Return a copy of the store's current contents; files of an earlier command's copy are verified and reused."""
     for _ in range(_TRIES):
         state = read_state(store)
         if not state.files:
@@ -228,7 +230,7 @@ def _fetch(store: Store) -> Path:
             if copies != known:
                 write_copies(record, copies)
             return path
-    raise RunError(f"{store.url}: is being changed all the time; try again")
+    raise RunError(f"{store.url}: keeps changing while it is fetched; try again")
 
 
 def _cached(url: str, version: str) -> Path:
@@ -238,7 +240,7 @@ def _cached(url: str, version: str) -> Path:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder of the cache; another process that wants the same waits, and finds it whole."""
+    """Lock a folder of the cache; another process that wants the folder waits until it is complete."""
     with errors_of_copies(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)

@@ -151,7 +151,7 @@ def test_samples_of_other_data_or_of_no_run_are_refused(samples, tmp_path):
     other = write_lines(tmp_path / "other.jsonl", [row])
     with pytest.raises(prb.DataError, match="its samples are of other data"):
         best_of_n(samples, tmp_path / "out", data=[other])
-    with pytest.raises(prb.RunError, match=r"no run of `prb sample`: it has no run\.json"):
+    with pytest.raises(prb.RunError, match=r"expected a run of `prb sample`, found no run\.json"):
         best_of_n(tmp_path, tmp_path / "out")
     with pytest.raises(prb.DataError, match="rewards: expected different models"):
         best_of_n(samples, tmp_path / "out", ["baseline:length"] * 2)

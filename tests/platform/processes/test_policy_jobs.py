@@ -156,17 +156,17 @@ def test_a_judge_behind_an_endpoint_is_refused_by_several_processes(data: str, t
     command = ["-m", "prb_jax", "best-of-n", "--samples", samples, "--data", data, "--out", tmp_path / "run"]
     rewards = ["--rewards", "baseline:length", "judge:http://127.0.0.1:9/v1#m", "--distributed"]
     for _, errors in run_job([*command, *rewards], count=2, status=2):
-        assert "error: --distributed: an endpoint is asked by one process alone" in errors
+        assert "error: --distributed: only one process queries an endpoint" in errors
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--part", "1/2", "POLICY"], "--distributed: part: jobs of parts know nothing of each other"),
+        (["--part", "1/2", "POLICY"], "--distributed: part: jobs that compute parts do not communicate"),
         (
             ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m"],
-            "--distributed: an endpoint is asked by one process",
+            "--distributed: only one process queries an endpoint",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_fsdp_crosses_where_it_is_asked_for() -> None:
         ("tensor=8", 2, ["axis data=1 crosses the 2 slices", "multiple of 2"]),
         ("data=6,fsdp=2,dcn=fsdp", 3, ["axis fsdp=2 crosses the 3 slices", "multiple of 3"]),
         ("data=2,fsdp=4,dcn=tensor", 2, ["dcn: expected data or fsdp, found 'tensor'"]),
-        ("data=8,dcn=data", 1, ["dcn=data is for several slices"]),
+        ("data=8,dcn=data", 1, ["dcn=data requires several TPU slices"]),
         ("dcn=data,dcn=fsdp,data=8", 2, ["'dcn' is given twice"]),
     ],
 )

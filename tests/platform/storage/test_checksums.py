@@ -47,7 +47,7 @@ def test_what_came_damaged_is_fetched_again_and_then_an_error(monkeypatch, head,
         pytest.importorskip("google_crc32c")
     assert fetched(monkeypatch, info, DATA) == (DATA, 1)
     assert fetched(monkeypatch, info, WRONG, DATA) == (DATA, 2)
-    twice = r"s3://b/o: came damaged twice: expected the (MD5|CRC32C|ETag) [0-9a-f]+,"
+    twice = r"s3://b/o: damaged in both fetches: expected (MD5|CRC32C|ETag) [0-9a-f]+,"
     with pytest.raises(RunError, match=twice):
         fetched(monkeypatch, info, WRONG, OTHER, DATA)
 

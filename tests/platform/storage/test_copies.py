@@ -76,7 +76,7 @@ def test_a_local_copy_that_lost_a_file_does_not_replace_the_state_of_the_store(
     first.close(finish=False)  # as after SIGTERM
     change(first.path / name)
     again = open_staging(tmp_path / "copies")
-    assert f"{URL}: the local copy lost files, which are fetched again: {name}" in capsys.readouterr().err
+    assert f"{URL}: the local copy lost files; fetching them again: {name}" in capsys.readouterr().err
     states: list[dict[str, bytes]] = []
     run(again, 4, states)
     assert len(states) == 2  # the first two steps were not made again
@@ -90,7 +90,7 @@ def test_what_a_local_copy_has_beyond_the_store_is_kept(tmp_path, store, capsys)
         if step == 1:
             first.push()
     store.fail = staticmethod(refuse)
-    with pytest.raises(RunError, match="all is kept"):
+    with pytest.raises(RunError, match="all files are kept"):
         first.close(finish=False)
     store.fail = staticmethod(lambda request, path: None)
     again = open_staging(tmp_path / "copies")
@@ -128,20 +128,20 @@ def manifest(files: Any = None, **more: Any) -> bytes:
 
 
 ODD: dict[str, tuple[dict[str, bytes], str]] = {
-    "beside": ({"x": b"1", "x/y": b"2"}, "x/y: cannot be a file on this machine beside the object 'x'"),
-    "deep": ({"x": b"1", "x/y/z/w": b"2"}, "x/y/z/w: cannot be a file on this machine beside the object 'x'"),
+    "beside": ({"x": b"1", "x/y": b"2"}, "x/y: cannot be a file on this machine: the object 'x' has the name of its folder"),
+    "deep": ({"x": b"1", "x/y/z/w": b"2"}, "x/y/z/w: cannot be a file on this machine: the object 'x' has the name of its folder"),
     "dot": ({".": b"1"}, "/.: cannot be a file on this machine: its part '.' names no file"),
     "dots": ({"a/../b": b"1"}, "a/../b: cannot be a file on this machine: its part '..' names no file"),
     "slashes": ({"a//b": b"1"}, "a//b: cannot be a file on this machine: its part '' names no file"),
     "NUL in a key": ({"a\0b": b"1"}, "cannot be a file on this machine: its name holds a NUL"),
     "long": ({"k" * 1000: b"1"}, "k: cannot be a file on this machine: a part of its name has 1000 bytes"),
     "long path": ({"/".join(["k" * 240] * 20): b"1"}, "File name too long"),
-    "letter": ({".prb/manifest-abc.json": b"{}"}, ".prb/manifest-abc.json: not the name of a manifest"),
+    "letter": ({".prb/manifest-abc.json": b"{}"}, ".prb/manifest-abc.json: not a valid manifest name"),
     "backup": (
         {MANIFEST: manifest(), ".prb/w-1": b"1234", ".prb/manifest-000000000001.json.bak": b"{}"},
-        ".prb/manifest-000000000001.json.bak: not the name of a manifest",
+        ".prb/manifest-000000000001.json.bak: not a valid manifest name",
     ),
-    "missing": ({MANIFEST: manifest(), ".prb/w-2": b""}, f"{MANIFEST}: the state of a run whose objects are missing"),
+    "missing": ({MANIFEST: manifest(), ".prb/w-2": b""}, f"{MANIFEST}: objects of this run are missing"),
     "no JSON": ({MANIFEST: b"no"}, f"{MANIFEST}: not a manifest: not valid JSON"),
     "empty": ({MANIFEST: b""}, f"{MANIFEST}: not a manifest: not valid JSON"),
     "bytes": ({MANIFEST: b"\xff\xfe"}, f"{MANIFEST}: not a manifest: not valid JSON"),
@@ -164,7 +164,7 @@ ODD: dict[str, tuple[dict[str, bytes], str]] = {
     "parts": ({MANIFEST: manifest({"a": FILE | {"parts": [1]}})}, "'parts': expected a list of"),
     "part": ({MANIFEST: manifest({"a": FILE | {"parts": [[None, 4]]}})}, "'parts': expected the name of an object"),
     "length": ({MANIFEST: manifest({"a": FILE | {"parts": [["w", 3]]}})}, "'parts': expected 4 bytes in all, found"),
-    "beside in it": ({MANIFEST: manifest({"x": FILE, "x/y": FILE})}, "x/y: cannot be a file on this machine beside"),
+    "beside in it": ({MANIFEST: manifest({"x": FILE, "x/y": FILE})}, "x/y: cannot be a file on this machine: the object 'x'"),
 }  # fmt: skip
 
 

@@ -167,7 +167,7 @@ def test_the_newest_process_has_the_run_and_older_ones_end(tmp_path, store):
     old.push()
     new = open_staging(tmp_path / "new")
     write_run(old.path, 1)
-    with pytest.raises(TakenOverError, match=f"{URL}: another process has taken this run over"):
+    with pytest.raises(TakenOverError, match=f"{URL}: another process has taken over this run"):
         old.push()
     run(new, 3, [])
     wanted = stored()
@@ -199,7 +199,7 @@ def test_a_push_in_the_background_says_what_failed_and_a_takeover_ends_the_run(t
     store.fail = staticmethod(refuse)
     write_run(staging.path, 0)
     wait_until(lambda: "no permission" in capsys.readouterr().err)
-    with pytest.raises(RunError, match=r"no permission to write; all is kept in .* the same command"):
+    with pytest.raises(RunError, match=r"no permission to write; all files are kept in .* the same command"):
         staging.close(finish=True)
     store.fail = staticmethod(lambda request, path: None)
 

@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, c
     parts, every = "model=x data=y --distributed --out gs://b/t", "--distributed: every process of"
     table = {
         "gs://b/none: no such object, and none below it": f"{length} gs://b/none --out {tmp_path}/out",
-        "gs://b: names a bucket alone; expected gs://b/NAME": f"{length} {data} --out gs://b",
+        "gs://b: names only a bucket; expected gs://b/NAME": f"{length} {data} --out gs://b",
         f"{data}: the output folder is a file": f"{length} {data} --out {data}",
         "audit: gs://b/audit: its judgements are a database": "audit gs://b/audit",
         f"{every} prb train writes a part": f"train bt_user_blind {parts}",
