@@ -186,7 +186,7 @@ def test_a_gate(plugged, tmp_path):
         "prb-example 0.1 finds a fault: An answer ends with two exclamation marks."
     )
     assert run_json(tmp_path / "out")["inputs"]["plugins"] == {"shouting": "prb-example 0.1"}
-    with pytest.raises(prb.RunError, match="there is a gate 'length' already"):
+    with pytest.raises(prb.RunError, match="a second gate 'length'"):
         prb.build(made | {"gates": {"plugins": ("length",)}}, out=tmp_path / "other", progress=False)
     with pytest.raises(
         prb.RunError, match=r"no plug-in 'quiet' among the entry points prb_jax.gates: .*: shouting"

@@ -1,1 +1,1 @@
-"""Build a personalised benchmark: pairs of answers from people's own wishes, and gates that show it is sound."""
+"""Build a personalised benchmark: pairs of answers from people's own wishes, and gates that test it for faults."""

@@ -1,4 +1,4 @@
-"""`prb build`: a personalised benchmark from people's own wishes; resumable at any moment."""
+"""`prb build`: build a personalised benchmark from people's own wishes; a killed build can be resumed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=_ROWS)
 
 
 class Build(RunResult):
-    """A folder, and its `summary.json`: counts, every gate with its figures, what was spent."""
+    """A folder, and its `summary.json`: counts, every gate with its figures, and the costs."""
 
 
 def build(
@@ -57,22 +57,22 @@ def build(
     relax: Sequence[str] = (),
     progress: bool = True,
 ) -> Build:
-    """Build a personalised benchmark: write pairs, send them through the gates, and write what is kept.
+    """Build a personalised benchmark: write pairs, pass them through the gates, and write the pairs that remain.
 
-    A build that was killed is continued by the same call, and ends with the same bytes. Records that an endpoint did
-    not answer for are noted in ``failures.jsonl`` and written by the next call.
+    The same call continues a killed build, and ends with the same bytes. Records for which an endpoint failed are
+    noted in ``failures.jsonl``; the next call writes them.
 
     Args:
-      config: path of a config file, a ConfigDict, a mapping, or :class:`prb_jax.building.settings.BuildSettings`.
-      out: folder of the build.
-      overrides: `key=value` with dotted keys.
-      relax: gates that may fail, beside those of the config.
-      progress: shows progress on standard error.
+      config: Path of a config file, a ConfigDict, a mapping, or :class:`prb_jax.building.settings.BuildSettings`.
+      out: Folder of the build.
+      overrides: Settings as `key=value` with dotted keys.
+      relax: Gates that may fail, in addition to the config's.
+      progress: If True, show progress on standard error.
 
     Raises:
-      DataError: a record that nothing can be built from.
-      RunError: settings, folder or endpoint cannot be used; records that were not answered for; a gate that failed
-        and is not relaxed. Whatever was written is kept.
+      DataError: a record is not usable.
+      RunError: settings, folder or endpoint are not usable; records have no answer; a gate failed and is not relaxed.
+        Everything written so far is kept.
       CheckpointError, MeshError: a model on this machine cannot be loaded.
     """
     settings = load_build_settings(config, overrides, relax=relax)
@@ -95,13 +95,13 @@ def build(
         if done:
             if further := sorted(set(settings.relax) - set(relaxed)):
                 raise RunError(
-                    f"{folder}: the build is finished without relaxing {', '.join(further)}: leave --relax out, or "
-                    "give --out another folder"
+                    f"{folder}: the build was finished without relaxing {', '.join(further)}: remove --relax, or "
+                    "choose another folder with --out"
                 )
             return Build(folder, read_object(folder / SUMMARY, error=RunError))
         settings = replace(settings, relax=tuple(relaxed))
         rows = _write_all(records, writer, settings, run.file, progress=progress)
-        del writer  # a model on this machine makes room for the next
+        del writer  # frees the memory of a local model for the judge
         first, best, none = _pairs(records, rows, settings, inputs)
         gating: Any = {"settings": settings, "judge": judge, "folder": folder, "progress": progress}
         gated = run_gates(first, best, records=len(records), **gating)
@@ -110,9 +110,11 @@ def build(
         gated.check()
         gated.warn()
         if not gated.kept:
-            raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
+            raise RunError(
+                f"{folder}: no pair is left of {len(records):,} records; see {GATES_FILE} for the reasons"
+            )
         product, command = settings.product, run.record.get("command") or []
-        if command:  # that repeats the build: the first one, with the gates that were relaxed later
+        if command:  # it must repeat the build: the first command, with the gates that were relaxed later
             later = sorted(set(relaxed) - set(run.record["sessions"][0].get("relax", ())))
             command = [*command, *(word for name in later for word in ("--relax", name))]
         parts = split_parts(
@@ -140,8 +142,8 @@ def build(
 def _write_all(
     records: Sequence[Record], writer: Writer, settings: BuildSettings, file: RowFile[Row], *, progress: bool
 ) -> Sequence[Row]:
-    """Write what has no row yet, some records at a time; RunError for records that were not answered for, or for a
-    generator that gives nothing for the first records and so is not asked about all others."""
+    """Write the missing rows, some records at a time. Raise RunError for records without an answer, or early if the
+    generator gives no pair for the first records."""
     together, folder = settings.writing.together, file.path.parent
     count = Count(len(records), len(file.rows), unit="records")
     with show_progress("build", count, enabled=progress) as display:
@@ -160,7 +162,7 @@ def _write_all(
                 failures |= lost
                 display.advance(len(new) - len(lost))
                 if len(lost) == len(unit):
-                    break  # nothing was answered: the rest would fare no better
+                    break  # no answer at all: further requests would fail too
             if start == 0:
                 pairs = [(record, file.rows[record.id]) for record in unit if record.id in file.rows]
                 faults = [
@@ -176,8 +178,8 @@ def _write_all(
             name, error = next(iter(failures.items()))
             raise RunError(
                 f"{len(failures):,} of {len(records):,} records have no answer from the endpoint, first {quote(name)}: "
-                f"{error}. {len(file.rows):,} are written and kept; {folder / FAILURES} names the others, and the same "
-                "command asks for them again"
+                f"{error}. {len(file.rows):,} are written and kept; {folder / FAILURES} lists the others, and the same "
+                "command requests them again"
             )
         return file.finish([record.id for record in records])
 
@@ -185,7 +187,7 @@ def _write_all(
 def _pairs(
     records: Sequence[Record], rows: Sequence[Row], settings: BuildSettings, inputs: Mapping[str, Any]
 ) -> tuple[list[Pair], list[Pair], dict[str, str]]:
-    """The first answers of both sides of each record, the best-matched ones, and why a record has none."""
+    """Return the first answers of both sides, the best-matched pairs, and the reason for each record without a pair."""
     candidates = [read_candidates(row, record, settings) for record, row in zip(records, rows, strict=True)]
     generator = hashlib.sha256(json.dumps(inputs["generator"], sort_keys=True).encode()).hexdigest()[:16]
     first, pairs, none = [], [], dict[str, str]()

@@ -1,4 +1,4 @@
-"""What is said of a build: everything that decides it, `summary.json`, and the cards that are made from this."""
+"""Records of a build: the inputs that decide it, `summary.json`, and the data cards made from the summary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from prb_jax.version import __version__, computing_versions
 _NOT_COMPARED: Final = ("data", "relax", "cache")
 _MODELS: Final = ("generator.", "judge.")
 _LATER: Final = ("gates.plugins", "gates.margin", "gates.require_sound")
-"""Options that earlier builds did not have: those that leave them as they are can be continued."""
+"""Options that earlier builds lack: a build with their defaults can continue an earlier one."""
 
 
 def build_inputs(
@@ -66,7 +66,7 @@ def build_summary(
     folder: Path,
     command: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what `summary.json` and the cards say of a build."""
+    """Return the contents of `summary.json`, from which the cards are made."""
     clusters = clusters_of([pair.comparison for pair in gated.kept])
     kept = {pair.id for pair in gated.kept}
     judged = read_judgements(folder)
@@ -109,7 +109,7 @@ def build_summary(
 def _spent(
     settings: ChatModelSettings, asked: Mapping[str, int], prompts: int | None, replies: int | None
 ) -> dict[str, Any]:
-    """What a model was asked, the tokens, and their price in dollars; None where prices or tokens are not known."""
+    """Return a model's requests, tokens and their price in dollars; None for unknown tokens or prices."""
     dollars = None
     if settings.prices is not None and prompts is not None and replies is not None:
         dollars = (prompts * settings.prices[0] + replies * settings.prices[1]) / 1e6
@@ -117,7 +117,7 @@ def _spent(
 
 
 def data_card(summary: Mapping[str, Any], part: BenchmarkPart | None) -> str:
-    """Return the card in Markdown, of the whole build or of a part, whose card has the header that the hub reads."""
+    """Return the card in Markdown: of the whole build, or of a part, whose card has a header for the hub."""
     name = summary["name"] + (f" ({part.name} part)" if part else "")
     lines = [
         *(_header(summary, part) if part else ()),
@@ -132,7 +132,7 @@ def data_card(summary: Mapping[str, Any], part: BenchmarkPart | None) -> str:
         names = _inline(", ".join(summary["relaxed"]))
         lines += [f"**Relaxed gates: {names}.** These were allowed to fail; read their figures below.", ""]
     if untried := [gate["gate"] for gate in summary["gates"] if gate["verdict"] == "not tried"]:
-        lines += [f"**Never tried: {_inline(', '.join(untried))}.** Nothing was given to try them with.", ""]
+        lines += [f"**Never tried: {_inline(', '.join(untried))}.** Their models or data were not given.", ""]
     lines += list(_size(summary, part))
     lines += ["", "## Gates", "", *_gates(summary)]
     lines += ["", "## How it was made", "", *_made(summary)]
@@ -141,7 +141,7 @@ def data_card(summary: Mapping[str, Any], part: BenchmarkPart | None) -> str:
             "",
             "## Canary",
             "",
-            "This line stands in every record of this part:",
+            "Every record of this part contains this line:",
             "",
             f"    {part.canary}",
         ]
@@ -166,8 +166,8 @@ def _size(summary: Mapping[str, Any], part: BenchmarkPart | None) -> Iterator[st
     users = f"{summary['users']:,} {summary['users_are']}"
     yield from (f"{summary['pairs']:,} pairs of {users}, of {summary['records']:,} records ({counts}).", "")
     yield (
-        "No person, question or answer is in both parts, not even but for a few words. Aspects and narratives, which a "
-        "scored model must not see, are in the private part alone."
+        "No person, question or answer is in both parts, not even with a few words changed. Aspects and narratives, "
+        "which a scored model must not see, are only in the private part."
     )
     if part is not None:
         yield from ("", "    prb evaluate MODEL --data FOLDER --out runs/first    # the folder of this card")
@@ -186,12 +186,12 @@ def _gates(summary: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     level = f"{summary['level']:.3g}"
     yield (
-        "Before: of the first answers that were written for both sides of a record; of judges and reward models: of "
-        f"pairs that reached them. After: of the pairs here. [..]: interval of level {level} over users."
+        "Before: figures of the first answers written for both sides of a record; for judges and reward models: "
+        f"of pairs that reached them. After: figures of the pairs here. [..]: interval of level {level} over users."
     )
     if leaks := [gate for gate in summary["gates"] if gate["after"]["leak"]]:
-        yield from ("", "### What these gates could see", "")
-        yield "| gate | leak | not excluded | found 80 % of the time | that is |"
+        yield from ("", "### Leaks that these gates could detect", "")
+        yield "| gate | verdict | not excluded | found 80 % of the time | planted leak |"
         yield "|---|---|---:|---:|---|"
         for gate in leaks:
             leak = gate["after"]["leak"]
@@ -200,8 +200,8 @@ def _gates(summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {' | '.join(row)} |"
         yield ""
         yield (
-            f"A leak is how far beyond 0.5 the figure is. Sound: it is surely (two one-sided tests at 0.05) below "
-            f"{summary['margin']:g}. Cannot tell: no leak was found, and there are too few pairs to exclude one of "
+            f"A leak is the distance of the figure beyond 0.5. Sound: it is surely (two one-sided tests at 0.05) below "
+            f"{summary['margin']:g}. Cannot tell: no leak was found, but the pairs are too few to exclude one of "
             "that size. Found 80 % of the time: the smallest leak that fails the gate in 80 % of builds of this size."
         )
 
@@ -226,10 +226,10 @@ def _made(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"- seed: {summary['seed']}"
     if summary["command"]:
         command = shlex.join(summary["command"]).replace("\n", " ")
-        yield from ("", "The command that repeats it:", "", f"    {command}")
+        yield from ("", "This command repeats the build:", "", f"    {command}")
 
 
 def _inline(text: str) -> str:
-    """Return text for the middle of a line of Markdown: nothing in it is markup."""
+    """Escape text for the middle of a line of Markdown: nothing in it becomes markup."""
     text = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)

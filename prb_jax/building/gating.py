@@ -1,4 +1,4 @@
-"""All gates, one after the other: what is left out, what is kept, and the figures before and after."""
+"""Run all gates in order: pairs dropped, pairs kept, and the figures before and after."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.seams import get
 
 REWARDS: Final = "reward_models"
-"""In the folder of a build: the evaluations of reward models that are shown no user."""
+"""Sub-folder of a build with evaluations of reward models, which see no user."""
 
 Finder = Callable[[Sequence[Pair]], Mapping[str, str]]
-"""Gives the pairs with a fault by their ids, with the reason of each."""
+"""Maps pairs to the ids of those with a fault, each with the reason."""
 
 Measure = Callable[[Sequence[Pair]], GateFigure]
 
 
 @dataclass
 class GatedPairs:
-    """Pairs on their way through the gates: those that are left, and the results of the gates in their order."""
+    """Pairs on their way through the gates: the pairs that remain, and the results of the gates in order."""
 
     settings: BuildSettings
     kept: list[Pair]
-    # by id, the gate and the reason for which a pair is left out
+    # by id: the gate that dropped the pair, and the reason
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     results: list[GateResult] = field(default_factory=list)
-    # by id, the reason of each relaxed gate
+    # by id: the reason of each relaxed gate
     let_through: dict[str, dict[str, str]] = field(default_factory=dict)
 
     __repr__ = short_repr
 
     def check(self) -> None:
-        """Raise RunError for the gates that failed and are not relaxed."""
+        """Raise RunError for gates that failed and are not relaxed."""
         failed = [result for result in self.results if not result.after.passed and not result.relaxed]
         if not failed:
             return
         figures = "; ".join(f"{result.name}: {in_words(result)}" for result in failed)
         relax = " ".join(f"--relax {result.name}" for result in failed)
         raise RunError(
-            f"{len(failed)} of {len(self.results)} gates failed: {figures}. All that was written is kept, and "
-            "gate_figures.json has every figure. Change what is written in another folder, or repeat the command with "
-            f"{relax}, which the card will say for ever"
+            f"{len(failed)} of {len(self.results)} gates failed: {figures}. All files are kept, and gate_figures.json "
+            "has every figure. Change the writing and build in another folder, or repeat the command with "
+            f"{relax}, which the card will always mention"
         )
 
     def warn(self) -> None:
-        """Warn of the gates that let the pairs through only because there are few of them."""
+        """Warn of gates that pass only because there are too few pairs to find a leak."""
         small = [result for result in self.results if result.verdict == CANNOT_TELL and not result.relaxed]
         if small:
             named = "; ".join(f"{result.name}: {leak_in_words(result.after.leak)}" for result in small)
             warnings.warn(
-                f"{len(small)} gates found no leak, but cannot tell at this size whether there is one: {named}. More "
-                "pairs tell; gates.require_sound=true makes such gates fail",
+                f"{len(small)} gates found no leak, but the pairs are too few to exclude one: {named}. Build more "
+                "pairs; gates.require_sound=true makes such gates fail",
                 PrbWarning,
                 stacklevel=3,
             )
 
     def drop(self, name: str, find: Finder | None, *, before: Sequence[Pair]) -> None:
-        """Leave out what a gate finds, unless it is relaxed; without a way to find anything it fails."""
+        """Drop the pairs that a gate finds, unless it is relaxed; a gate without its inputs fails."""
         if find is None:
             return self.add(name, None, None)
         reasons, count = find(self.kept), 0
@@ -81,7 +81,7 @@ class GatedPairs:
         return self.add(name, share_found(before, find(before)), after, count)
 
     def measure(self, name: str, measure: Measure | None, *, before: Sequence[Pair]) -> None:
-        """Measure all pairs; without a way to measure them the gate fails."""
+        """Measure all pairs; a gate without its inputs fails."""
         if measure is None:
             return self.add(name, None, None)
         none = GateFigure(None, 0, passed=False, note="no pairs")
@@ -89,18 +89,20 @@ class GatedPairs:
         return self.add(name, first, after)
 
     def add(self, name: str, before: GateFigure | None, after: GateFigure | None, dropped: int = 0) -> None:
-        """Add the result of a gate, which was not tried where there is no figure."""
+        """Add the result of a gate; without a figure it was not tried."""
         relaxed, tried = name in self.settings.relax, after is not None
         definition = DEFINITIONS.get(name)
         if definition is None:
             plugin = get("gates", name)
             about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
             definition = f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
-        untried = GateFigure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
+        untried = GateFigure(
+            None, len(self.kept), passed=False, note="not tried: its model or data are not given"
+        )
         self.results.append(GateResult(name, definition, before, after or untried, dropped, relaxed, tried))
 
     def with_provenance(self, pair: Pair) -> Pair:
-        """Return a pair whose provenance says which gates it passed, and which fault a relaxed one let through."""
+        """Return a pair whose provenance lists the gates it passed, and the faults that relaxed gates let through."""
         reasons = self.let_through.get(pair.id, {})
         gates = {}
         for result in self.results:
@@ -110,7 +112,7 @@ class GatedPairs:
 
 
 def in_words(result: GateResult) -> str:
-    """Return the figure of a gate for a message."""
+    """Format the figure of a gate for a message."""
     after = result.after
     note = f" ({after.note})" if after.note else ""
     if result.verdict == CANNOT_TELL:
@@ -119,7 +121,7 @@ def in_words(result: GateResult) -> str:
 
 
 def figure_in_words(figure: Mapping[str, Any] | None) -> str:
-    """Return ``0.512 [0.430..0.594]``, of a figure as JSON has it; "-" where there is none."""
+    """Format a figure from JSON as ``0.512 [0.430..0.594]``; "-" if there is none."""
     if figure is None or figure["value"] is None:
         return "-"
     bounds = figure["interval"]
@@ -128,7 +130,7 @@ def figure_in_words(figure: Mapping[str, Any] | None) -> str:
 
 
 def leak_in_words(leak: Leak | None) -> str:
-    """Return what a gate can say of a leak, for a message."""
+    """Describe the leak that a gate leaves possible, for a message."""
     assert leak is not None
     least = "none at all" if leak.detectable is None else f"one of {leak.detectable:.3f}"
     return f"a leak up to {leak.excluded:.3f} is not excluded (margin {leak.margin:g}); found 80 % of the time: {least}"
@@ -144,14 +146,14 @@ def run_gates(
     folder: Path,
     progress: bool = False,
 ) -> GatedPairs:
-    """Send the best-matched pairs of ``records`` records through all gates.
+    """Pass the best-matched pairs of ``records`` records through all gates.
 
     Args:
-      first: the first answers that the generator wrote for both sides of each record, whatever they are: figures
-        before. Those of gates that judge or score answers are of the pairs that get so far.
+      first: The generator's first answers for both sides of each record, without selection, for the figures before.
+        Gates that judge or score answers use the pairs that reach them instead.
 
     Raises:
-      PrbError: a judge, a reward model or a known test set cannot be used.
+      PrbError: a judge, a reward model or a known test set is not usable.
     """
     gates, gated = settings.gates, GatedPairs(settings, list(pairs))
     known = faults.read_known_texts(gates.known, words=gates.overlap_words) if gates.known else None

@@ -1,4 +1,4 @@
-"""The models of a build, on this machine or behind an endpoint: the generator, and the judge."""
+"""Generator and judge of a build, on this machine or behind an endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True)
 class EndpointWriter:
-    """A model behind an endpoint; it is told the seed of every text."""
+    """A model behind an endpoint; every request includes the seed of its text."""
 
     endpoint: Endpoint
 
@@ -34,13 +34,13 @@ class EndpointWriter:
         return {"endpoint": options.url, "name": options.model}
 
     def write(self, conversations: Sequence[Conversation], **drawing: Any) -> list[Reply | NoReplyError]:
-        """Return what comes of each conversation; a PrbError where nothing further can be asked of this model."""
+        """Return the reply to each conversation; raise PrbError if the model cannot answer further requests."""
         return self.endpoint.ask_each(conversations, **drawing)
 
 
 @dataclass(frozen=True)
 class PolicyWriter:
-    """A model on this machine. Equal conversations that follow each other share their key-value cache."""
+    """A model on this machine. Equal consecutive conversations share their key-value cache."""
 
     policy: Policy
 
@@ -51,7 +51,7 @@ class PolicyWriter:
     def write(
         self, conversations: Sequence[Conversation], *, seeds: Sequence[int], **drawing: Any
     ) -> list[Reply | NoReplyError]:
-        """Return what comes of each conversation."""
+        """Return the reply to each conversation."""
         groups = [(messages, len(list(same))) for messages, same in groupby(map(tuple, conversations))]
         seed = hashlib.sha256(repr(list(seeds)).encode()).digest()
         try:
@@ -63,7 +63,7 @@ class PolicyWriter:
             )
         except DataError as error:
             raise DataError(
-                f"the generator cannot take what it is told: {error}; lower writing.profile_posts or "
+                f"the generator cannot process its prompt: {error}; lower writing.profile_posts or "
                 "writing.max_new_tokens"
             ) from error
         texts = [text for (_, count), samples in zip(groups, drawn, strict=True) for text in samples[:count]]
@@ -79,22 +79,22 @@ class PolicyWriter:
 
 
 Writer = EndpointWriter | PolicyWriter
-"""A model that writes texts by seeds: the same conversations in the same order always give the same replies."""
+"""A model that writes texts from seeds: the same conversations in the same order always give the same replies."""
 
 
 def open_writer(settings: ChatModelSettings, *, cache: Path) -> Writer:
-    """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
+    """Return the generator of these settings; for errors see :func:`prb_jax.load_policy`."""
     model = _open(settings, cache)
     return EndpointWriter(model) if isinstance(model, Endpoint) else PolicyWriter(model)
 
 
 def open_judge(settings: ChatModelSettings, *, cache: Path) -> InWords:
-    """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
+    """Return the judge of these settings; for errors see :func:`prb_jax.load_policy`."""
     return InWords(_open(settings, cache), LETTER_TOKENS)
 
 
 def _open(settings: ChatModelSettings, cache: Path) -> Endpoint | Policy:
-    """The endpoint of settings, with the key of the environment; or the model on this machine."""
+    """Return the endpoint of these settings, with the key from the environment, or the model on this machine."""
     if settings.endpoint is None:
         from prb_jax.behaviour.generation.policy import load_policy
 

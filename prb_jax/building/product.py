@@ -1,6 +1,6 @@
-"""The finished benchmark: its public and private part, and its files.
+"""The finished benchmark: its public and private parts, and its files.
 
-No person, no question and no answer is in both parts.
+No person, question or answer is in both parts.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ARRAY_RECORD: Final = "array_record"
 _PRIVATE_FIELDS: Final = ("rubric_aspects", "narrative")
 
 _NEAR: Final = 0.6
-"""Similarity of questions and answers that stay in one part: lower than that of duplicates, to be on the safe side."""
+"""Similarity of questions and answers from which pairs share a part; stricter than for duplicates, to be safe."""
 
 
 @dataclass(frozen=True)
 class BenchmarkPart:
     """The public or the private part of the benchmark.
 
-    Its canary is a line with a number of its own, which is in every record: who finds it in a corpus or a model's
-    output knows that the part leaked.
+    Every record contains the part's canary, a line with a unique number. If it appears in a corpus or in a model's
+    output, the part has leaked.
     """
 
     name: str
@@ -51,11 +51,11 @@ class BenchmarkPart:
 def split_parts(
     pairs: Sequence[Pair], *, name: str, private_share: float, seed: int
 ) -> tuple[BenchmarkPart, BenchmarkPart]:
-    """Return the public and the private part.
+    """Split pairs into the public and the private part.
 
-    Pairs that share a person, or a question or an answer but for a few words, stay together. What belongs together is
-    shuffled by the seed, and goes to the private part until its share of the pairs is reached, and not exceeded. The
-    canaries name the benchmark.
+    Pairs that share a person, or nearly the same question or answer, form a group. Groups are shuffled by the seed, and
+    fill the private part up to its share of the pairs, never beyond it. The canaries contain the name of the
+    benchmark.
     """
     groups: dict[str, list[str]] = {}
     for pair, group in zip(pairs, _groups(pairs), strict=True):
@@ -67,7 +67,7 @@ def split_parts(
             held |= set(ids)
 
     def part(part_name: str, of_part: tuple[Pair, ...]) -> BenchmarkPart:
-        # the number of the canary follows from the texts, so that equal builds have equal bytes
+        # the canary's number depends only on the texts, so equal builds have equal bytes
         texts = "\0".join(text for pair in of_part for text in (pair.id, *pair.comparison.responses))
         digest = hashlib.sha256(texts.encode()).hexdigest()
         number = uuid.uuid5(uuid.NAMESPACE_URL, f"{name}\0{part_name}\0{digest}")
@@ -79,7 +79,7 @@ def split_parts(
 
 
 def _groups(pairs: Sequence[Pair]) -> list[str]:
-    """A name for what belongs together, for each pair."""
+    """Return the name of its group for each pair."""
     together = Components()
     users = clusters_of([pair.comparison for pair in pairs]).users
     questions, answers = NearTexts(_NEAR), NearTexts(_NEAR)
@@ -104,18 +104,18 @@ def write_product(
     formats: Sequence[str],
     card: Callable[[BenchmarkPart | None], str],
 ) -> None:
-    """Write the benchmark into the folder of its build, which this process holds.
+    """Write the benchmark into the folder of its build, which this process has locked.
 
-    ``pairs.jsonl`` has every pair with all that is known of it. PART.jsonl and PART/, in the hub's layout with a card,
-    have each part; the public one lacks aspects and narratives.
+    ``pairs.jsonl`` has every pair with all fields. PART.jsonl and PART/ (in the hub's layout, with a card) have the
+    pairs of each part; the public part lacks aspects and narratives.
 
     Args:
-      dropped: records without a pair, JSON-ready.
-      formats: beside JSON lines: "parquet" and "array_record".
-      card: gives that of a part, or of the whole build, in Markdown.
+      dropped: Records without a pair, JSON-ready.
+      formats: Formats besides JSON lines: "parquet" and "array_record".
+      card: Returns the card of a part, or of the whole build for None, in Markdown.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: a file cannot be written.
     """
     canaries = {pair.id: part.canary for part in parts for pair in part.pairs}
     _write_lines(out / PAIRS, (_to_row(pair, canaries[pair.id]) for pair in pairs))
@@ -141,7 +141,7 @@ def write_product(
 
 
 def _to_row(pair: Pair, canary: str) -> dict[str, Any]:
-    """The record of a pair, with its canary and how it came about."""
+    """Return the record of a pair, with its canary and its provenance."""
     return {**pair.comparison.to_row(), "canary": canary, "provenance": dict(pair.provenance)}
 
 
@@ -151,7 +151,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The columns of a record as the hub has them; provenance is one text, as its fields differ."""
+    """Write records with the hub's column types; provenance is stored as JSON text, because its fields differ."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What the generator and the judges are told. The words decide the result, so a digest of them is in every row."""
+"""Prompts of the generator and the judges. Their wording decides the result, so every row has their digest."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _told(text: str) -> tuple[Message, ...]:
 
 
 def derive_messages(comparison: Comparison, *, most: int) -> tuple[Message, ...]:
-    """Return the conversation that asks for aspects of the narrative."""
+    """Return the conversation that requests aspects of the narrative."""
     narrative = comparison.narrative or ""
     return _told(DERIVE.format(prompt=_asked(comparison), narrative=narrative, most=most))
 
@@ -104,7 +104,7 @@ def derive_messages(comparison: Comparison, *, most: int) -> tuple[Message, ...]
 def plan_messages(
     comparison: Comparison, aspects: Sequence[RubricAspect], *, profile_posts: int
 ) -> tuple[tuple[Message, ...], ...]:
-    """Return the conversations that ask for the common content, how to follow the aspects, and how to avoid them."""
+    """Return the conversations that plan the common content, how to follow the aspects, and how to avoid them."""
     asked, wishes = _asked(comparison), _listed(aspects)
     profile = _profile(comparison, profile_posts)
     return (
@@ -117,7 +117,7 @@ def plan_messages(
 def answer_messages(
     comparison: Comparison, writing: WritingSettings, *, content: str, plan: str
 ) -> tuple[Message, ...]:
-    """Return the conversation that asks for an answer; both sides of a pair differ in ``plan`` alone."""
+    """Return the conversation that requests an answer; the two sides of a pair differ only in ``plan``."""
     asked, profile = _asked(comparison), _profile(comparison, writing.profile_posts)
     least, most = writing.least_words, writing.most_words
     words = {"least": least, "most": most, "middle": (least + most) // 2}
@@ -125,7 +125,7 @@ def answer_messages(
 
 
 def judge_messages(template: str, pair: Comparison, first: int) -> tuple[Message, ...]:
-    """Return the conversation that shows a pair as BLIND does, or RUBRIC; the answer ``first`` is A."""
+    """Return the conversation that shows a pair by a template, BLIND or RUBRIC; response ``first`` is A."""
     a, b = pair.responses[first], pair.responses[1 - first]
     aspects = _listed(pair.rubric_aspects)
     return (Message("user", template.format(prompt=_asked(pair), aspects=aspects, a=a, b=b)),)

@@ -1,4 +1,4 @@
-"""The records that a benchmark is built from: a question, its user's profile, and what the user wanted; redaction."""
+"""Input records of a build: a question, its user's profile, and the user's wishes; redaction."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _EMPTY: Final = frozenset(
 
 @dataclass(frozen=True)
 class Record:
-    """A question of a user, and what the user wanted: a comparison with a placeholder instead of answers, and its place
-    for messages."""
+    """A question and its user's wishes: a comparison with a placeholder for answers. ``where`` locates the record in
+    messages."""
 
     where: str
     comparison: Comparison
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Id of the record."""
         return self.comparison.id
 
     @property
     def aspects(self) -> tuple[RubricAspect, ...]:
-        """What the user wanted of an answer."""
+        """Aspects that the user wants in an answer."""
         return self.comparison.rubric_aspects
 
     def pair(
         self, chosen: str, rejected: str, aspects: Sequence[Mapping[str, str]] | None = None
     ) -> Comparison:
-        """Return the record with two answers, and with aspects instead of its own where they are given."""
+        """Return the record with two answers, and with ``aspects`` in place of its own if given."""
         row = self.comparison.to_row()
         row.pop("responses")
         row |= {"chosen": chosen, "rejected": rejected}
@@ -59,11 +59,11 @@ class Record:
 
 
 def read_records(settings: BuildSettings) -> list[Record]:
-    """Read the records that a build is of; answers that they have are not looked at.
+    """Read the records of a build; answers in them are ignored.
 
     Raises:
-      DataError: a record that is malformed, has neither aspects nor a narrative, or whose aspects contradict each
-        other; or an id that is used twice.
+      DataError: a record is malformed, has neither aspects nor a narrative, or has contradictory aspects; or an id
+        is used twice.
     """
     assert settings.data is not None
     subset = settings.subset
@@ -88,7 +88,7 @@ def read_records(settings: BuildSettings) -> list[Record]:
             break
     if not records:
         named = f" of subset {quote(subset)}" if subset else ""
-        raise DataError(f"{settings.data}: no records in it{named}")
+        raise DataError(f"{settings.data}: found no records{named}")
     return records
 
 
@@ -96,8 +96,8 @@ def _check(record: Record, *, derive: bool) -> None:
     narrative = (record.comparison.narrative or "").strip()
     if not record.aspects and not narrative:
         raise DataError(
-            f"{record.where}: field 'rubric_aspects': missing, and there is no 'narrative' from which aspects could be "
-            "derived; a pair needs what the user wanted"
+            f"{record.where}: field 'rubric_aspects': missing, and there is no 'narrative' to derive it from; a pair "
+            "needs the user's wishes"
         )
     if not record.aspects and not derive:
         raise DataError(
@@ -115,9 +115,9 @@ def _check(record: Record, *, derive: bool) -> None:
 
 
 def contradiction(aspects: Sequence[RubricAspect]) -> tuple[str, str] | None:
-    """Return two aspects that are the same words but for "no", "not", "without" and the like; None for none.
+    """Return two aspects that differ only in "no", "not", "without" and the like; None if there are none.
 
-    What contradicts by meaning alone is left to the generator, which is asked when it plans.
+    The generator checks for contradictions of meaning when it plans.
     """
     for a, b in combinations([aspect.aspect for aspect in aspects], 2):
         words_a, negated_a = _meaning(a)
@@ -134,7 +134,7 @@ def _meaning(text: str) -> tuple[frozenset[str], bool]:
 
 
 def load_redactor() -> Callable[[str], str]:
-    """Return the cleaning function of scrubadub; RunError where it is not installed."""
+    """Return the cleaning function of scrubadub; raise RunError if it is not installed."""
     need_extra("redact", "--redact")
     import scrubadub  # pyright: ignore[reportMissingImports]
 
@@ -142,7 +142,7 @@ def load_redactor() -> Callable[[str], str]:
 
 
 def redact(record: Record, redactor: Callable[[str], str]) -> Record:
-    """Return a record whose question, profile, aspects and narrative are redacted."""
+    """Return the record with question, profile, aspects and narrative redacted."""
     row = record.comparison.to_row()
     for name in ("question", "narrative"):
         if isinstance(row.get(name), str):

@@ -1,6 +1,6 @@
-"""Records become rows: aspects for those without any, a plan, and candidates for both sides of a pair.
+"""Turn records into rows: derive missing aspects, plan, and write candidates for both sides of a pair.
 
-Of the candidates, the two that are most alike are the pair.
+The two most similar candidates become the pair.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PLANS: Final = ("content", "follow", "avoid")
 _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}
 
 _LENGTH: Final = 20.0
-"""Weight of the difference of the logarithms of the numbers of words, beside that of any other column."""
+"""Weight of the difference of log word counts; every other column has weight 1."""
 
-_BALANCE: Final = 0.1  # weight of the sum of the differences so far, so that they cancel over the pairs
+_BALANCE: Final = 0.1  # weight of the sum of differences so far: differences cancel over the pairs
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One answer that was written, and the fault for which it cannot be used; None where it can."""
+    """One written answer, and the fault that makes it unusable; None if it is usable."""
 
     text: str
     seed: int
@@ -61,7 +61,7 @@ class _Sides(TypedDict):
 
 
 class WrittenLine(TypedDict):
-    """A line of ``rows.jsonl`` of a build: what was written for a record."""
+    """A line of ``rows.jsonl``: everything that a build wrote for one record."""
 
     id: str
     over: str | None
@@ -77,15 +77,15 @@ class WrittenLine(TypedDict):
 
 @dataclass
 class _Draft:
-    """A record while it is written: plans by kind, candidates by side, and all replies."""
+    """A record during writing: plans by kind, candidates by side, and all replies."""
 
     record: Record
     aspects: tuple[RubricAspect, ...]
     plan: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, list[Candidate]] = field(default_factory=lambda: {side: [] for side in SIDES})
     replies: list[Reply] = field(default_factory=list)
-    over: str | None = None  # why there will be no pair
-    failure: NoReplyError | None = None  # why there was no reply
+    over: str | None = None  # reason why the record gives no pair
+    failure: NoReplyError | None = None  # reason why a reply is missing
 
     @property
     def open(self) -> bool:
@@ -94,7 +94,7 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Request:
-    """One text that a draft needs: what it is, the conversation, and the seed of its draw."""
+    """One text that a draft needs: its kind, the conversation, and the seed of its draw."""
 
     draft: _Draft
     kind: str
@@ -105,10 +105,10 @@ class _Request:
 def write_rows(
     records: Sequence[Record], writer: Writer, settings: BuildSettings
 ) -> dict[str, Row | NoReplyError]:
-    """Write candidates for some records, which are asked about together; the same ones in the same order give the same.
+    """Write candidates for some records with joint requests; the same records in the same order give the same rows.
 
     Returns:
-      By id the finished row, JSON-ready; or the reason why it could not be written: the record is to be tried again.
+      By id, the finished row (JSON-ready), or the error for which a later call must write the record again.
     """
     drafts = [_Draft(record, record.aspects) for record in records]
     _derive(drafts, writer, settings)
@@ -134,7 +134,7 @@ def write_rows(
 
 
 def seed_of(seed: int, *names: object) -> int:
-    """Return the seed of one draw: 31 bits of a digest of the run's seed and what is drawn."""
+    """Return the seed of one draw: 31 bits of a digest of the run's seed and the names of the draw."""
     digest = hashlib.sha256("\0".join(map(str, (seed, *names))).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -142,7 +142,7 @@ def seed_of(seed: int, *names: object) -> int:
 def _ask(
     writer: Writer, requests: Sequence[_Request], *, tokens: int, settings: BuildSettings
 ) -> Iterator[tuple[_Request, Reply]]:
-    """Ask, note what failed, and yield what was said."""
+    """Send the requests, record failures, and yield the replies."""
     if not requests:
         return
     replies = writer.write(
@@ -182,10 +182,10 @@ def _derive(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -
 
 
 def read_aspects(reply: str, *, narrative: str, most: int) -> tuple[RubricAspect, ...] | str:
-    """Return the first aspects that a reply lists, or the fault for which there are none.
+    """Return the first aspects in a reply, or the reason why there are none.
 
-    The JSON list may stand within other text. An aspect stays only if its evidence stands in the narrative, word by
-    word.
+    The JSON list may be surrounded by other text. An aspect is kept only if the narrative contains its evidence
+    word for word.
     """
     start, end = reply.find("["), reply.rfind("]")
     try:
@@ -248,13 +248,13 @@ def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, nu
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """Return a sum; None where a number is not known."""
+    """Return the sum of the counts; None if any count is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def read_candidates(row: Row, record: Record, settings: BuildSettings) -> dict[str, list[Candidate]]:
-    """Return the candidates of a row by side, with the faults that they have under these settings."""
+    """Return the candidates of a row by side, with their faults under these settings."""
     aspects = [RubricAspect(one["aspect"], one["evidence"], one["reason"]) for one in row["aspects"]]
     return {
         side: [
@@ -273,7 +273,7 @@ def read_candidates(row: Row, record: Record, settings: BuildSettings) -> dict[s
 def _fault(
     text: str, finish: str | None, record: Record, aspects: Sequence[RubricAspect], settings: BuildSettings
 ) -> str | None:
-    """Why an answer cannot be used; None where it can. A gate that is relaxed forbids no answer."""
+    """Return why an answer is unusable; None if it is usable. Relaxed gates rule out no answer."""
     if not text.strip():
         return "is empty"
     writing, relax = settings.writing, settings.relax
@@ -293,7 +293,7 @@ def _fault(
 
 
 def lacking(candidates: Mapping[str, Sequence[Candidate]]) -> str | None:
-    """Return which sides have no answer that can be used, and why the last one cannot; None where both have one."""
+    """Return the sides without a usable answer, each with its last fault; None if both sides have one."""
     faults = {
         side: (written[-1].fault if written else "was not written")
         for side, written in candidates.items()
@@ -305,13 +305,13 @@ def lacking(candidates: Mapping[str, Sequence[Candidate]]) -> str | None:
 def match_pairs(
     rows: Sequence[Mapping[str, Sequence[Candidate]]],
 ) -> list[tuple[Candidate, Candidate] | None]:
-    """Return the chosen and the rejected answer of each row that are most alike; None where a side has none.
+    """Return the most similar chosen and rejected answers of each row; None if a side has none.
 
-    Alike in words, layout and wrappers. Where several are nearly so, the ones are taken whose differences cancel those
-    of the rows before: neither side of the whole is to be the longer one, or to have more lists.
+    Similarity covers words, layout and wrappers. Among nearly equal choices, differences that cancel those of earlier
+    rows win: over the whole data neither side should be longer or have more lists.
 
     Args:
-      rows: candidates by side, "chosen" and "rejected", in the order of the data.
+      rows: Candidates by side, "chosen" and "rejected", in the order of the data.
     """
     total: np.ndarray | float = 0.0
     matched: list[tuple[Candidate, Candidate] | None] = []
@@ -326,7 +326,7 @@ def match_pairs(
         deltas = columns[0][:, None] - columns[1][None, :]
         deltas[..., 0] *= _LENGTH
         costs = np.abs(deltas).sum(-1) + _BALANCE * np.abs(total + deltas).sum(-1)
-        # identical answers are no pair, however alike they are
+        # identical answers are not a pair
         same = np.array([[a.text == b.text for b in rejected] for a in chosen])
         place = np.unravel_index(int(np.argmin(np.where(same, np.inf, costs))), costs.shape)
         total = total + deltas[place]

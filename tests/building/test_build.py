@@ -77,7 +77,7 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
     data = write_records(tmp_path, COUNT)
     reply = engine()
     with stand_in(lambda body, tries: trouble(body, tries) or reply(body), whole=True) as server:
-        small = "cannot tell at this size .*style: a leak up to 0.* is not excluded"
+        small = "the pairs are too few to exclude one: .*style: a leak up to 0.* is not excluded"
         with pytest.warns(PrbWarning, match=small):
             built = build(server, data, tmp_path / "out")
         asked = len(server.asked)
@@ -135,7 +135,7 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
         assert gates == ["passed", "cannot tell", "not tried"]
     card = (built.out / "public" / "README.md").read_text()
     assert "**Relaxed gates: blind-reward, overlap.**" in card
-    assert "**Never tried: overlap, blind-reward.** Nothing was given to try them with." in card
+    assert "**Never tried: overlap, blind-reward.** Their models or data were not given." in card
     assert re.search(r"\| overlap \| - \| - \| 0 \| \*\*relaxed\*\* \(not tried\) \|", card)
     assert summary["canaries"]["public"] in card
     assert pq.read_table(built.out / "public" / "data").num_rows == len(parts["public"])
@@ -213,9 +213,9 @@ def test_aspects_come_from_the_narrative_with_evidence(tmp_path: Path) -> None:
 def test_gates_that_nothing_is_given_for(tmp_path: Path) -> None:
     with stand_in(lambda text, _: "no") as server:
         for relax, message in (
-            (RELAXED[:1], "nothing is given to try the gates blind-reward: .*--relax blind-reward"),
-            (RELAXED[1:], "nothing is given to try the gates overlap: .*--relax overlap"),
-            (("lenght",), "relax: no gate 'lenght'"),
+            (RELAXED[:1], "gates without a model or data: blind-reward: .*--relax blind-reward"),
+            (RELAXED[1:], "gates without a model or data: overlap: .*--relax overlap"),
+            (("lenght",), "relax: unknown gate 'lenght'"),
         ):
             with pytest.raises(RunError, match=message):
                 build(server, str(tmp_path / "none.jsonl"), tmp_path / "no", relax=relax)
@@ -244,7 +244,7 @@ def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path, capsys: pytest.Capt
         assert cli.main([*words, *(word for name in failed for word in ("--relax", name))]) == 0
         shown = capsys.readouterr().out
         assert (shown.count("FAILED  relaxed"), shown.count("not tried  relaxed")) == (4, 2)
-        with pytest.raises(RunError, match="the build is finished without relaxing yield"):
+        with pytest.raises(RunError, match="the build was finished without relaxing yield"):
             build(server, data, out, relax=(*RELAXED, *failed, "yield"))
         assert len(server.asked) == asked
         card = (out / "README.md").read_text()

@@ -58,7 +58,7 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
         for place in (part, f"array_record/{part}"):
             assert prb.read_comparisons(str(out / place)) == expected
     write_records(tmp_path, 1, profile=[{"id": "p", "category": "", "text": "long words " * 5000}])
-    with pytest.raises(DataError, match=r"cannot take what it is told: .*; lower writing\.profile_posts"):
+    with pytest.raises(DataError, match=r"cannot process its prompt: .*; lower writing\.profile_posts"):
         prb.build(made, out=tmp_path / "long", progress=False)
 
 
@@ -94,7 +94,7 @@ def test_redaction_comes_before_anything_reads_a_record(
         (["writing.least_words=200"], "writing.least_words: expected at most most_words, 100, found 200"),
         (["writing.temperature=0"], "writing.temperature: expected more than 0, found 0.0"),
         (["gates.level=1"], "gates.level: expected more than 0 and less than 1, found 1.0"),
-        (["product.formats=csv"], "product.formats: no format 'csv'; expected parquet, array_record"),
+        (["product.formats=csv"], "product.formats: unknown format 'csv'; expected parquet, array_record"),
         (["generator.endpoint=http://x"], "config section 'generator': endpoint and name: expected both or neither"),
         (["generator.model=m", "generator.name=n", "generator.endpoint=u"], "expected model, or endpoint and name"),
         (["writing.candidate=3"], "writing.candidates"),

@@ -84,7 +84,7 @@ def test_python_that_a_record_names_is_not_run(python, tmp_path, capsys):
     ):
         with pytest.raises(DataError, match=message):
             call()
-    with pytest.warns(prb.PrbWarning, match=f"{message}.*the audit goes on with its own copy"):
+    with pytest.warns(prb.PrbWarning, match=f"{message}.*the audit uses its own copy"):
         open_folder(tmp_path / "audit")
     assert not python.exists()
 

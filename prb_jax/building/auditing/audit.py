@@ -1,8 +1,8 @@
-"""`prb audit`: a page on which people judge pairs, until SIGTERM: its script and style, and the requests of the script.
+"""`prb audit`: serve a page on which people judge pairs, until SIGTERM; this module has the page and its API.
 
-Every answer forbids scripts, styles and connections from elsewhere, and every text of an item goes to the page as JSON.
-A request that changes something carries the annotator's token in a header, which no other site can send: it has a JSON
-body, its origin is this server's, and on a server for this machine alone its host is this machine.
+Every response forbids scripts, styles and connections from elsewhere, and the texts of items reach the page as JSON.
+A request that changes something has the annotator's token in a header, which no other site can send. It must have a
+JSON body and this server's origin; on a server that only this machine can reach, its host must be this machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:  # starlette comes with an extra
     from prb_jax.serving.http_server import Handler
 
 INVITATION = "PRB_AUDIT_TOKEN"
-"""The environment variable with the token that must come with a name that is typed."""
+"""Environment variable with the token that must accompany a typed name."""
 
 LIMITS = Limits(bytes=100_000, seconds=30.0)
-"""For the clients of the page, who send nothing longer than an answer."""
+"""Limits for clients of the page, whose longest message is an answer."""
 
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -75,31 +75,31 @@ def audit(
     port: int = 8000,
     invitation: str | None = None,
 ) -> None:
-    """Serve the page of an audit, a new one or one that goes on, until SIGTERM or Ctrl-C.
+    """Serve the page of a new or existing audit until SIGTERM or Ctrl-C.
 
-    What is left out is the default in a new audit, and the audit's own setting in one that goes on.
+    Settings that are omitted have their defaults in a new audit, and the audit's own values in an existing one.
 
     Args:
-      out: the folder of the audit.
-      data: pairs, as of `prb_jax.evaluate`; needed for a new audit.
-      gold: pairs whose personal fit is known for certain, which show whether annotators pay attention.
-      subset: of the data.
-      limit: of each source, the first so many.
-      sample: a random choice of so many of the comparisons.
-      per_item: people who judge each item; 3 by default.
-      check_every: one judgement in so many is a check, on average; 10 by default, 0 for none.
-      margin: differences of general quality within so many points, of the five, make no difference; 0.25 by default.
-      seed: of choice, orders, sides and resamples; 0 by default.
-      annotators: names of those who may judge, each with a link; if empty, anybody who types a name.
-      lease: minutes for which a pair is held for an annotator of whom nothing is heard.
-      host: an address; beyond this machine's own loopback there must be annotators or an invitation.
-      port: 0 picks a free one.
-      invitation: a token that must come with a name that is typed; None for none.
+      out: Folder of the audit.
+      data: Pairs, as in `prb_jax.evaluate`; required for a new audit.
+      gold: Pairs with a certain personal fit, which show whether annotators pay attention.
+      subset: Subset of the data.
+      limit: Number of comparisons to read from the start of each source.
+      sample: Number of comparisons to draw at random.
+      per_item: People who judge each item; 3 by default.
+      check_every: Average number of judgements per attention check; 10 by default, 0 for none.
+      margin: Largest difference of general quality, in points of five, that counts as none; 0.25 by default.
+      seed: Seed of sample, orders, sides and resamples; 0 by default.
+      annotators: Names of the people who may judge, each with a link; if empty, anybody who types a name.
+      lease: Minutes for which a pair stays reserved for an inactive annotator.
+      host: Address to serve at; an address beyond loopback requires annotators or an invitation.
+      port: Port to serve at; 0 picks a free one.
+      invitation: Token that must accompany a typed name; None for none.
 
     Raises:
-      RunError: the folder holds another audit or something else, is served already, or was changed by hand; the
-        address cannot be used, or others could reach it and there is neither annotator nor invitation.
-      DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
+      RunError: the folder has another audit or something else, is being served, or was changed by hand; the address
+        cannot be used, or is open to others without annotators or an invitation.
+      DataError: the data cannot be read, are not pairs, or changed since the audit began.
     """
     need_extra("serve", "prb audit")
     from prb_jax.building.auditing.session import Session
@@ -109,11 +109,11 @@ def audit(
     loopback = is_loopback(host)
     if not loopback and not annotators and invitation is None:
         raise RunError(
-            f"--host {host}: others than this machine could reach the page: name the people with --annotators, or set "
-            f"{INVITATION} to a token that must come with a name"
+            f"--host {host}: other machines could reach the page: name the annotators with --annotators, or set "
+            f"{INVITATION} to a token that must accompany a name"
         )
     if not 0 < lease < 1e6:
-        raise RunError(f"lease: expected minutes above 0, found {lease:g}")
+        raise RunError(f"lease: expected a number of minutes above 0, found {lease:g}")
     refuse_file(out)
     path = Path(out)
     with held_folder(path, purpose="serves this audit"), contextlib.ExitStack() as ended:
@@ -124,7 +124,7 @@ def audit(
         ended.callback(database.close)
         session = Session(database, folder.inputs, lease=60 * lease, secret=read_secret(path))
         links = dict(session.join(name) for name in annotators)
-        ended.callback(signal.alarm, 0)  # ended in time
+        ended.callback(signal.alarm, 0)  # cancel the alarm after a clean end
         worker = ended.enter_context(ThreadPoolExecutor(1, "audit"))
         listening = bind(host, port)
         ended.callback(listening.close)
@@ -153,12 +153,12 @@ def make_app(
     hosts: frozenset[str] | None,
     worker: ThreadPoolExecutor,
 ) -> Starlette:
-    """Return the application, whose session works in the one thread of ``worker``.
+    """Return the web application; its session runs in the single thread of ``worker``.
 
     Args:
-      allowed: who may judge, each with a link; None for anybody who joins by typing a name.
-      invitation: that must be given with a name; None where none is needed.
-      hosts: names by which clients may call the server; None for any.
+      allowed: People who may judge, each with a link; None for anybody who types a name.
+      invitation: Token that must accompany a name; None if none is required.
+      hosts: Host names by which clients may call the server; None for any.
     """
     from starlette.responses import JSONResponse, Response
 
@@ -175,12 +175,10 @@ def make_app(
 
     def join(request: Request, body: Body) -> dict[str, Any]:
         if allowed is not None:
-            raise RefusedError(403, "open the link that you were given: names cannot be typed here")
+            raise RefusedError(403, "this audit accepts no typed names: open the link that you received")
         given = body.get("invitation")
         if invitation is not None and not (isinstance(given, str) and same_token(given, invitation)):
-            raise RefusedError(
-                401, "expected the invitation of this audit: open the link that you were given"
-            )
+            raise RefusedError(401, "expected the invitation of this audit: open the link that you received")
         name, token = session.join(body.get("name"))
         return {"annotator": name, "token": token}
 
@@ -189,7 +187,7 @@ def make_app(
         if annotator is None:
             raise RefusedError(401, "expected the token of an annotator of this audit: join again")
         if allowed is not None and annotator not in allowed:
-            raise RefusedError(403, f"{annotator} is not among the annotators of this audit now")
+            raise RefusedError(403, f"{annotator} is no longer an annotator of this audit")
         if action == "draft":
             session.keep(annotator, body.get("task"), body.get("answer"))
             return {"kept": True}
@@ -232,6 +230,6 @@ def make_app(
         check=lambda request: check_site(request, hosts),
         # 503: the database cannot be written
         statuses=((ClosedError, 409), (DataError, 400), (PrbError, 503)),
-        failed="the server failed, and what was sent is not kept: tell the owner of this audit",
+        failed="the server failed, and your last answer is not stored: tell the owner of this audit",
         headers=_HEADERS,
     )

@@ -1,8 +1,8 @@
-"""The database of an audit: SQLite in WAL mode, items, annotators, tasks that are open, and a log of judgements.
+"""Database of an audit: SQLite in WAL mode with items, annotators, open tasks, and a log of judgements.
 
-A judgement is a row of ``events`` and is never changed: taking it back is another row. Every row holds a digest of
-itself and of the row before it, and the last digest stands in ``meta``, so that a row that was changed, added or
-removed by hand is found and named.
+A judgement is a row of ``events`` and never changes: taking it back adds another row. Every row contains a digest of
+itself and of the row before it, and ``meta`` contains the last digest. Rows that were changed, added or removed by hand
+are therefore found and named.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ CREATE TABLE events (number INTEGER PRIMARY KEY, task INTEGER NOT NULL, annotato
   showing INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL, opened REAL NOT NULL, at REAL NOT NULL,
   digest TEXT NOT NULL);
 """
-_FAST: Final = "PRAGMA synchronous = NORMAL"  # a process that is killed loses nothing
+_FAST: Final = "PRAGMA synchronous = NORMAL"  # a killed process loses nothing
 _DURABLE: Final = "PRAGMA synchronous = FULL"
-_HINT: Final = "put the file of a backup in its place; nothing was changed"
+_HINT: Final = "restore the file from a backup; nothing was changed"
 
 
 @dataclass(frozen=True)
 class OpenTask:
-    """An item that an annotator holds, with its fields in the order of the table.
+    """An item assigned to an annotator; fields in the order of the table.
 
-    ``showing`` says how often the annotator judged the item before; at ``expires`` (both times in seconds since 1970)
-    it is given to somebody else, if it was not judged; ``draft`` is the answer so far, None before the first one.
+    ``showing`` is the number of earlier judgements of the item by the annotator. At ``expires`` an unjudged item goes
+    to somebody else (both times in seconds since 1970). ``draft`` is the answer so far, None before the first one.
     """
 
     number: int
@@ -61,10 +61,9 @@ class OpenTask:
 
 @dataclass(frozen=True)
 class Event:
-    """A judgement that was submitted, or taken back, ``at`` a time; with its fields in the order of the table, as of
-    `Task`.
+    """A judgement that was submitted or taken back at time ``at``; fields in the order of the table, see `OpenTask`.
 
-    Events are numbered from 1, and the answer of a judgement that is taken back is there again.
+    Events are numbered from 1. When a judgement is taken back, its new event repeats the answer.
     """
 
     number: int
@@ -81,12 +80,12 @@ class Event:
 
 
 def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: str) -> None:
-    """Write a new database with these items, over what a killed process may have left.
+    """Write a new database with these items, over an unfinished one of a killed process.
 
-    Both the id of the audit and the digest of its settings are kept in it.
+    The database contains the audit's id and the digest of its settings.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: the file cannot be written.
     """
     rows = [(item.number, item.id, item.kind, json.dumps(item.shown)) for item in items]
     meta = {"audit": audit, "settings": settings, "items": items_digest(rows), "events": "0", "digest": ""}
@@ -105,14 +104,14 @@ def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: st
 
 
 class Database:
-    """An open database; all calls from one thread at a time."""
+    """An open database; one thread at a time may call it."""
 
     def __init__(self, path: Path, *, audit: str, settings: str, write: bool) -> None:
-        """Open a database, of this audit and with this digest of its settings, and check that it is whole; RunError
-        where it is not. One process may ``write`` at a time, while others read."""
+        """Open and verify the database of this audit, with this digest of its settings; RunError if it is damaged. One
+        process at a time may ``write``, while others read."""
         self.path = path
         if not path.is_file():
-            raise RunError(f"{path}: no such file; the judgements of the audit are in it: {_HINT}")
+            raise RunError(f"{path}: no such file, but it contains the judgements of the audit: {_HINT}")
         with _explained(path):
             self._connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={'rw' if write else 'ro'}",
@@ -126,7 +125,7 @@ class Database:
                 if write:
                     self._connection.execute("PRAGMA journal_mode = WAL")
                     self._connection.execute(_FAST)
-                self._connection.execute("BEGIN")  # all that is checked is of one moment
+                self._connection.execute("BEGIN")  # check a consistent snapshot
                 self._check(audit, settings)
                 self._connection.execute("COMMIT")
         except BaseException:
@@ -138,21 +137,21 @@ class Database:
         self._connection.close()
 
     def annotators(self) -> list[str]:
-        """Return the names of all who joined, in their order."""
+        """Return the names of all annotators, in the order in which they joined."""
         return [name for (name,) in self._rows("SELECT name FROM annotators ORDER BY number")]
 
     def add_annotator(self, name: str) -> None:
-        """Add an annotator, unless the name is taken."""
+        """Add an annotator, unless the name exists."""
         with self._writing() as cursor:
             cursor.execute("INSERT OR IGNORE INTO annotators (name) VALUES (?)", (name,))
 
     def tasks(self) -> list[OpenTask]:
-        """Return the tasks that are open, in the order in which they were given out."""
+        """Return the open tasks, in the order of their assignment."""
         rows = self._rows("SELECT * FROM tasks ORDER BY number")
         return [OpenTask(*row[:6], draft=None if row[6] is None else json.loads(row[6])) for row in rows]
 
     def last_task(self) -> int:
-        """Return the highest number that a task has had."""
+        """Return the highest task number ever used."""
         return max((number for (number,) in self._rows("SELECT seq FROM sqlite_sequence")), default=0)
 
     def add_task(self, task: OpenTask) -> None:
@@ -161,7 +160,7 @@ class Database:
             _insert_task(cursor, task)
 
     def keep_draft(self, number: int, draft: dict[str, Any] | None, *, expires: float) -> None:
-        """Keep the answer so far, and hold the item until then."""
+        """Store the answer so far, and reserve the item until ``expires``."""
         text = None if draft is None else json.dumps(draft)
         with self._writing() as cursor:
             cursor.execute(
@@ -169,25 +168,25 @@ class Database:
             )
 
     def remove_task(self, number: int) -> None:
-        """Remove a task that was not begun."""
+        """Remove a task that was not started."""
         with self._writing() as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (number,))
 
     def submit(self, task: OpenTask, answer: dict[str, Any], *, at: float) -> Event:
-        """Add a judgement and remove its task, both or neither."""
+        """Add a judgement and remove its task in one transaction."""
         about = (task.number, task.annotator, task.item, task.showing)
         with self._writing(durable=True) as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
             return self._append(cursor, Event(0, *about, SUBMITTED, answer, task.opened, at))
 
     def take_back(self, event: Event, again: OpenTask, *, at: float) -> Event:
-        """Note that a judgement was taken back, and open a task for it again, both or neither."""
+        """Record that a judgement was taken back, and open a new task for it, in one transaction."""
         with self._writing(durable=True) as cursor:
             _insert_task(cursor, again)
             return self._append(cursor, replace(event, kind=TAKEN_BACK, at=at))
 
     def _append(self, cursor: sqlite3.Cursor, event: Event) -> Event:
-        """Add an event with the next number and a digest of itself and of the one before it."""
+        """Add an event with the next number, and a digest of itself and of the previous event."""
         meta = dict(self._rows("SELECT name, value FROM meta"))
         event = replace(event, number=int(meta["events"]) + 1)
         row = tuple((vars(event) | {"answer": json.dumps(event.answer, sort_keys=True)}).values())
@@ -203,7 +202,7 @@ class Database:
         return [Item(number, id, kind, json.loads(shown)) for number, id, kind, shown in rows]
 
     def events(self) -> list[Event]:
-        """Return all events in their order."""
+        """Return all events in order."""
         rows = self._rows("SELECT * FROM events ORDER BY number")
         return [Event(*row[:6], answer=json.loads(row[6]), opened=row[7], at=row[8]) for row in rows]
 
@@ -213,7 +212,7 @@ class Database:
 
     @contextlib.contextmanager
     def _writing(self, *, durable: bool = False) -> Iterator[sqlite3.Cursor]:
-        """All or nothing of what is written within; durable: it also survives a loss of power, and takes longer."""
+        """Run the body as one transaction; with ``durable`` it also survives a power failure, but takes longer."""
         with _explained(self.path):
             cursor = self._connection.cursor()
             cursor.execute(_DURABLE if durable else _FAST)
@@ -242,7 +241,7 @@ class Database:
         if meta["audit"] != audit:
             refuse(
                 f"of another audit, {quote(meta['audit'])}",
-                f"audit.json beside it says {quote(audit)}: put the two files of one audit together; nothing was "
+                f"audit.json beside it has {quote(audit)}: put the two files of one audit together; nothing was "
                 "changed",
             )
         if meta["settings"] != settings:
@@ -259,7 +258,7 @@ class Database:
             before = digest
         if (before, len(rows)) != (meta["digest"], int(meta["events"])):
             refuse(
-                f"table events: {len(rows)} judgements, and not the {meta['events']} that were written: some were "
+                f"table events: {len(rows)} judgements, expected the {meta['events']} that were written: some were "
                 "removed or added by hand"
             )
 
@@ -276,11 +275,11 @@ def _insert_task(cursor: sqlite3.Cursor, task: OpenTask) -> None:
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the operating system refuse into one clear RunError."""
+    """Turn errors of SQLite and the operating system into one clear RunError."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        kept = "what was there before is kept"
+        kept = "earlier judgements are kept"
         raise RunError(f"{path}: cannot be read or written: {error}; {kept}") from error
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path}: was changed by hand ({error}); {_HINT}") from error

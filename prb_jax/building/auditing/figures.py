@@ -1,6 +1,6 @@
-"""The figures of an audit: agreement, personal fit against the label, general quality, attention, what to adjudicate.
+"""Figures of an audit: agreement, personal fit against the label, general quality, attention, adjudication.
 
-They are taken from first judgements of items. Gold items and items that were judged again tell of attention alone.
+Agreement, fit and quality use the first judgements of items. Gold items and repeated items only measure attention.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import mcnemar_p, tost
 from prb_jax.metrics.uncertainty import accuracy_interval, mean_interval
 
-FAR_APART: Final = 3  # ratings of one response that differ by so many points go to adjudication
+FAR_APART: Final = 3  # rating difference in points from which an item goes to adjudication
 
 
 @dataclass(frozen=True)
 class FirstJudgements:
-    """The first judgements of items: of every item that was judged, by annotator.
+    """First judgements of items: one row per judged item, by annotator.
 
-    ``clusters`` are the users of the items, or the items themselves where not all name one; ``over`` is what these are
-    called, in the plural.
+    ``clusters`` are the users of the items, or the items themselves if not all name a user; ``over`` is their plural
+    name.
     """
 
     rows: Sequence[Mapping[str, Judgement]]
@@ -45,7 +45,7 @@ class FirstJudgements:
     over: str
 
     def numbers(self, value: Callable[[Judgement], int | None]) -> np.ndarray:
-        """Return a table [items, annotators] of a number of each judgement, ``MISSING`` for None."""
+        """Return a table [items, annotators] of one number per judgement, ``MISSING`` for None."""
         values = [
             [value(row[name]) if name in row else None for name in self.annotators] for row in self.rows
         ]
@@ -73,9 +73,9 @@ def make_table(state: AuditState) -> FirstJudgements:
 
 
 def fit_figures(table: FirstJudgements, *, seed: int) -> dict[str, Any]:
-    """Return agreement about personal fit, and how often it is the label."""
+    """Return agreement on personal fit, and how often it matches the label."""
     fits = table.numbers(lambda judged: judged.fit)
-    # Annotators do not know which response is labelled: their categories are two responses in an order drawn by lot.
+    # Annotators do not know which response is labelled, so their categories are two responses in random order.
     # With "chosen" and "rejected" as categories, people who all choose well would not agree beyond chance.
     drawn = np.array([is_rejected_first(seed, next(iter(row.values())).item.id) for row in table.rows], bool)
     coded = np.where((fits != MISSING) & drawn[:, None], 1 - fits, fits)
@@ -99,7 +99,7 @@ def fit_figures(table: FirstJudgements, *, seed: int) -> dict[str, Any]:
 
 
 def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict[str, Any]:
-    """Return agreement about general quality, and chosen minus rejected with two one-sided tests of equivalence."""
+    """Return agreement on general quality, and chosen minus rejected with two one-sided tests of equivalence."""
     figures: dict[str, Any] = {}
     for name in CRITERIA:
         sides = [
@@ -153,7 +153,7 @@ def attention_figures(state: AuditState, name: str) -> dict[str, Any]:
 
 
 def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
-    """Return the items about which annotators disagree, or the label, the most disputed ones first."""
+    """Return the items on which annotators disagree with each other or with the label, most disputed first."""
     queue = []
     for row in table.rows:
         fits = [judged.fit for judged in row.values() if judged.fit is not None]
@@ -176,11 +176,11 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
 
 
 def _reasons(row: Mapping[str, Judgement], chosen: int, rejected: int) -> Iterator[str]:
-    """The reasons why an item goes to adjudication; ``chosen`` and ``rejected`` annotators chose each response."""
+    """Yield the reasons for adjudication; ``chosen`` and ``rejected`` count the annotators per response."""
     if chosen and rejected:
         yield "the annotators disagree about the personal fit"
     if rejected > chosen:
-        yield "the label says otherwise"
+        yield "the majority differs from the label"
     if not chosen and not rejected:
         yield "nobody can tell the personal fit"
     for name in CRITERIA:
@@ -192,7 +192,7 @@ def _reasons(row: Mapping[str, Judgement], chosen: int, rejected: int) -> Iterat
 
 
 def _against_label(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
-    """The share of all judgements of personal fit that are the label."""
+    """Return the share of all judgements of personal fit that match the label."""
     items, columns = (indices.tolist() for indices in np.nonzero(fits != MISSING))
     wins = fits[items, columns] == 0
     if not len(wins):
@@ -208,7 +208,7 @@ def _against_label(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
 
 
 def _majority(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
-    """The share of the items whose majority is the label; items without a majority are counted apart."""
+    """Return the share of items whose majority matches the label; items without a majority are counted separately."""
     chosen, rejected = (fits == 0).sum(axis=1), (fits == 1).sum(axis=1)
     decided = chosen != rejected
     wins = (chosen > rejected)[decided]
@@ -222,7 +222,7 @@ def _majority(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
 
 
 def _difference(table: FirstJudgements, names: Sequence[str], margin: float) -> dict[str, Any]:
-    """Chosen minus rejected: the mean over items of the means over annotators, of the criteria that they rated."""
+    """Return chosen minus rejected: the mean over items of the means over annotators, of the criteria they rated."""
     values, keys = [], []
     for row, key in zip(table.rows, table.clusters, strict=True):
         of_item = []

@@ -1,6 +1,6 @@
-"""The folder of an audit: ``audit.json`` says what is audited and how, ``audit.db`` holds items and judgements.
+"""Folder of an audit: ``audit.json`` has its data and settings, ``audit.db`` has items and judgements.
 
-``secret`` is the key of the annotators' tokens, readable by its owner alone.
+``secret`` is the key of the annotators' tokens, readable only by its owner.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {"subset": None, "limit": None, "sample": None}
     | {"per_item": 3, "check_every": 10, "margin": 0.25, "seed": 0}
 )
-"""The settings of an audit, as of :func:`prb_jax.audit`; none of them changes once the audit has begun."""
+"""Settings of an audit, see :func:`prb_jax.audit`; they are fixed once the audit has begun."""
 
 _LEAST: Final = {"per_item": 1, "check_every": 0, "sample": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
 class AuditFolder:
-    """What ``audit.json`` says.
+    """Contents of ``audit.json``.
 
-    ``inputs`` are everything that decides which items there are and how they are given out and compared; ``data`` and
-    ``gold`` the names of the sources, empty where records were given from Python.
+    ``inputs`` decide which items there are, how they are assigned, and how they are compared. ``data`` and ``gold`` are
+    the names of the sources, empty if Python code passed the records.
     """
 
     path: Path
@@ -72,14 +72,14 @@ class AuditFolder:
 
     @property
     def database(self) -> Path:
-        """The path of the database."""
+        """Path of the database."""
         return self.path / DATABASE
 
     def open_database(self, *, write: bool) -> Database:
-        """Open the database, and check that it is whole and of this audit.
+        """Open the database, and verify that it is intact and belongs to this audit.
 
         Raises:
-          RunError: it is not.
+          RunError: the verification fails.
         """
         return Database(self.database, audit=self.id, settings=_digest(self.inputs), write=write)
 
@@ -87,17 +87,18 @@ class AuditFolder:
 def open_folder(
     path: Path, *, data: Data | None = None, gold: Data | None = None, **settings: Any
 ) -> AuditFolder:
-    """Make the folder of an audit, or open it to go on; it must be held by this process.
+    """Create the folder of an audit, or open it to continue; this process must have locked it.
 
     Args:
-      path: the folder.
-      data, gold: as of :func:`prb_jax.audit`.
-      settings: by the names of ``DEFAULTS``; None is the default in a new audit, and the audit's own setting in one
-        that goes on.
+      path: Folder of the audit.
+      data, gold: see :func:`prb_jax.audit`.
+      settings: Values by the names of ``DEFAULTS``; None means the default in a new audit, and the audit's own value in
+        an existing one.
 
     Raises:
-      RunError: it holds another audit or something else, or cannot be written; each differing setting is named.
-      DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
+      RunError: the folder has another audit or something else, or cannot be written; the message names each setting
+        that differs.
+      DataError: the data cannot be read, are not pairs, or changed since the audit began.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     for name, least in _LEAST.items():
@@ -109,7 +110,7 @@ def open_folder(
     folder = _read(path)
     if folder is None:
         if data is None:
-            raise RunError(f"{path}: no audit in it: name the pairs with --data")
+            raise RunError(f"{path}: found no audit: for a new one, name the pairs with --data")
         return _make(path, data, gold, {**DEFAULTS, **given})
     if data is None and gold is None:
         _check_sources(folder)
@@ -119,32 +120,32 @@ def open_folder(
             asked[field] = _read_pairs(field, source, asked).to_json()
     _refuse_differences(folder, as_recorded(asked))
     staged = path / _STAGED
-    if staged.exists() and not folder.database.exists():  # killed while the audit was made
+    if staged.exists() and not folder.database.exists():  # a process was killed while it created the audit
         with writing(folder.database):
             staged.replace(folder.database)
     return folder
 
 
 def read_folder(path: str | Path) -> AuditFolder:
-    """Open the folder of an audit to read it.
+    """Open the folder of an audit for reading.
 
     Raises:
-      RunError: there is no audit in it.
+      RunError: the folder has no audit.
       DataError: the data changed since the audit began.
     """
     refuse_file(path)
     folder = _read(Path(path))
     if folder is None:
-        raise RunError(f"{path}: no audit in it: it has no {AUDIT}")
+        raise RunError(f"{path}: found no audit: the folder has no {AUDIT}")
     _check_sources(folder)
     return folder
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the key of the annotators' tokens; it is made the first time.
+    """Return the key of the annotators' tokens; the first call creates it.
 
     Raises:
-      RunError: it cannot be read or written.
+      RunError: the key cannot be read or written.
     """
     file = path / _SECRET
     with writing(file):
@@ -159,7 +160,7 @@ def read_secret(path: Path) -> bytes:
         key = file.read_bytes().strip()
     if len(key) < 32:
         raise RunError(
-            f"{file}: {len(key)} characters; expected 32 or more: remove it, and links are made anew"
+            f"{file}: {len(key)} characters; expected 32 or more: remove the file to create new links"
         )
     return key
 
@@ -179,7 +180,7 @@ def _read(path: Path) -> AuditFolder | None:
             and all(isinstance(name, str) for name in names)
         )
     if not known:
-        raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
+        raise RunError(f"{path / AUDIT}: was changed by hand: restore the file from a backup")
     return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))
 
 
@@ -199,7 +200,7 @@ def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]
         "prb_jax": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    # The record comes between the two names of the database: a kill leaves nothing, or an audit that can go on.
+    # The record is written between the two names of the database: a kill leaves nothing, or an audit that can continue.
     make_database(path / _STAGED, items, audit=record["id"], settings=_digest(record["inputs"]))
     write_json(path / AUDIT, record)
     with writing(path / DATABASE):
@@ -210,7 +211,7 @@ def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]
 
 
 def _read_pairs(field: str, data: Data, settings: Mapping[str, Any]) -> Inputs:
-    """The comparisons; subset and limit apply to the data alone."""
+    """Read comparisons; subset and limit apply only to the data, not to gold items."""
     if field == "gold":
         return read_inputs(data)
     return read_inputs(data, subset=settings["subset"], limit=settings["limit"])
@@ -228,29 +229,29 @@ def _refuse_differences(folder: AuditFolder, asked: Mapping[str, Any]) -> None:
     if any(name.startswith(("data", "gold")) for name in changed):
         raise DataError(
             f"{folder.path}: the data are not those of this audit, or changed since it began ({'; '.join(named[:4])}); "
-            "put them back, or begin another audit in another folder; its judgements are kept"
+            "restore them, or start another audit in another folder; the judgements are kept"
         )
     raise RunError(
-        f"{folder.path}: the settings are not those of this audit ({'; '.join(named)}); leave them out to go on "
-        "with it, or begin another audit in another folder"
+        f"{folder.path}: the settings differ from those of this audit ({'; '.join(named)}); remove them to continue "
+        "the audit, or start another audit in another folder"
     )
 
 
 def _check_sources(folder: AuditFolder) -> None:
-    """Refuse data that changed; of data that are not there any more the audit has its own copy."""
+    """Reject data that changed; if data are no longer there, the audit uses its own copy."""
     for field, names in (("data", folder.data), ("gold", folder.gold)):
         for name, before in zip(names, (folder.inputs[field] or {}).get("sources", ()), strict=True):
             try:
                 recorded_sources([name], where=str(folder.path / AUDIT))
                 now = as_recorded(describe_source(name))
             except DataError as error:
-                consequence = "the audit goes on with its own copy of the pairs"
+                consequence = "the audit uses its own copy of the pairs"
                 warnings.warn(
                     f"{name}: cannot be read now ({error}); {consequence}", PrbWarning, stacklevel=2
                 )
                 continue
             if now != before:
                 raise DataError(
-                    f"{name}: changed since the audit in {folder.path} began; put it back, or begin another audit in "
-                    "another folder; its judgements are kept"
+                    f"{name}: changed since the audit in {folder.path} began; restore it, or start another audit in "
+                    "another folder; the judgements are kept"
                 )

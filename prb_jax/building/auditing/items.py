@@ -1,6 +1,6 @@
-"""What people judge, pairs with all that is known about the user, private fields included; and what they answer.
+"""Items of an audit: pairs with everything known about the user, private fields included; and people's answers.
 
-An answer rates the general quality of A and B apart from their personal fit, and may have a comment.
+An answer rates the general quality of A and B separately from their personal fit, and may have a comment.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from prb_jax.records import fields
 from prb_jax.records.comparison import Comparison
 
 ITEM, GOLD = "item", "gold"
-"""Kinds of items: "gold" ones are pairs whose personal fit is known for certain, which show who pays attention."""
+"""Kinds of items: "gold" items are pairs with a certain personal fit, which show who pays attention."""
 
 CRITERIA: Final = ("correctness", "relevance", "helpfulness")
-"""Of general quality: how good a response is for anybody."""
+"""Criteria of general quality: how good a response is for any reader."""
 
 SIDES: Final = ("a", "b")
 POINTS: Final = (1, 2, 3, 4, 5)
-UNKNOWN: Final = "unknown"  # in the place of a rating or a choice: the annotator cannot tell
+UNKNOWN: Final = "unknown"  # in place of a rating or a choice: the annotator cannot tell
 
 LONGEST_COMMENT: Final = 4000
 
 
 def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]:
-    """Return an answer as it is stored.
+    """Validate an answer, and return it in its stored form.
 
     Args:
       value: {"quality": {criterion: {"a": rating, "b": rating}}, "fit": "a", "b" or "unknown", "comment": text}, where
         a rating is a number from 1 to 5 or "unknown".
-      where: what errors start with.
-      complete: whether all must be answered; null is no answer.
+      where: Start of error messages.
+      complete: If True, every field needs an answer other than null.
 
     Raises:
-      DataError: naming the field.
+      DataError: the message names the field.
     """
 
     def known(value: object, name: str, names: Sequence[str]) -> Mapping[str, Any]:
@@ -75,9 +75,9 @@ def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One pair, of kind ``ITEM`` or ``GOLD``, with its place in the order in which items are given out, from 1.
+    """One pair, of kind ``ITEM`` or ``GOLD``; ``number`` is its place in the order of assignment, from 1.
 
-    ``shown`` is ready for JSON: user_id, prompt, responses (the one with the higher label first), profile, aspects,
+    ``shown`` is JSON-ready: user_id, prompt, responses (the one with the higher label first), profile, aspects,
     narrative.
     """
 
@@ -92,11 +92,11 @@ class Item:
 def make_items(
     comparisons: Iterable[Comparison], gold: Iterable[Comparison], *, sample: int | None, seed: int
 ) -> list[Item]:
-    """Return the items of an audit, in random order: a random choice of ``sample`` comparisons (None: all), then gold.
+    """Return the items of an audit in random order: ``sample`` random comparisons (None: all), then gold.
 
     Raises:
-      DataError: a comparison without exactly two responses, fewer comparisons than the sample needs, or an id that
-        stands in both.
+      DataError: a comparison does not have exactly two responses, there are fewer comparisons than ``sample``, or an
+        id occurs both in the data and in the gold items.
     """
     pairs = [(ITEM, comparison) for comparison in comparisons]
     rng = random.Random(seed)
@@ -110,7 +110,7 @@ def make_items(
     items: dict[str, Item] = {}
     for kind, comparison in [*pairs, *checks]:
         if comparison.id in items:
-            raise DataError(f"comparison id {quote(comparison.id)} stands in the data and in the gold items")
+            raise DataError(f"comparison id {quote(comparison.id)} is both in the data and in the gold items")
         items[comparison.id] = Item(len(items) + 1, comparison.id, kind, _shown(comparison))
     return list(items.values())
 
@@ -124,13 +124,13 @@ def items_digest(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def is_swapped(seed: int, item: str, annotator: str, showing: int) -> bool:
-    """Whether response A is the second one of an item, when an annotator is shown it for the n-th time, from 0."""
+    """Return True if response A is the item's second one when an annotator sees it for the n-th time, from 0."""
     key = json.dumps([seed, item, annotator, showing])
     return sha256(key.encode()).digest()[0] % 2 == 1
 
 
 def is_rejected_first(seed: int, item: str) -> bool:
-    """Whether the response with the lower label comes first in an order that is drawn by lot for each item."""
+    """Return True if the response with the lower label comes first in a random order fixed for each item."""
     return is_swapped(seed, item, "", 0)  # nobody has an empty name
 
 

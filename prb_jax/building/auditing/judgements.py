@@ -1,4 +1,4 @@
-"""The judgements of an audit as they stand, and their export."""
+"""The current judgements of an audit, and their export."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from prb_jax.errors import RunError, short_repr
 from prb_jax.records.writing import write_once
 
 LABELS: Final = ("chosen", "rejected")
-"""What the responses of an item are called outside: the one with the higher label, and the other one."""
+"""Public names of an item's responses: the one with the higher label, and the other one."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One judgement, by the responses of the item, whichever of them was A."""
+    """One judgement in terms of the item's responses, independent of which one was A."""
 
     item: Item
     annotator: str
-    showing: int  # how often the annotator had judged the item before
-    swapped: bool  # whether response A was the one with the lower label
+    showing: int  # number of earlier judgements of the item by the annotator
+    swapped: bool  # response A was the one with the lower label
     fit: int | None  # 0 for the response with the higher label, 1 for the other one, None for "can't tell"
-    # by criterion, the ratings of both responses in this order; None for "can't tell"
+    # by criterion, the ratings of both responses (higher label first); None for "can't tell"
     quality: Mapping[str, Sequence[int | None]]
     comment: str
-    opened: float  # when the item was given out, in seconds since 1970
-    at: float  # when the judgement was submitted
+    opened: float  # time when the item was assigned, in seconds since 1970
+    at: float  # time when the judgement was submitted
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class AuditState:
-    """An audit as it stands: its judgements in their order, without the ones that were taken back, which are counted.
+    """State of an audit: its judgements in order, without those taken back, and the number of these.
 
-    ``checks`` are the judgements of gold items, and of items that were judged before, as they were first submitted: who
-    guesses that an item was a check cannot mend the answer.
+    ``checks`` are judgements of gold items, and of items judged before, as first submitted: an annotator who guesses
+    that an item was a check cannot correct the answer.
     """
 
     folder: AuditFolder
@@ -65,7 +65,7 @@ class AuditState:
 
 
 def read_state(path: str | Path) -> AuditState:
-    """Return how an audit stands; it may be served meanwhile.
+    """Return the state of an audit, which may be running.
 
     Raises:
       RunError: there is no audit, or it was changed by hand.
@@ -107,23 +107,23 @@ def _judged(item: Item, event: Event, seed: int) -> Judgement:
 
 
 def audit_export(folder: str | Path, *, out: str | Path) -> int:
-    """Write the judgements of an audit so far, one a line in their order; it may be served meanwhile.
+    """Write the judgements of an audit so far, one per line in order; the audit may be running.
 
-    A line holds: id, kind ("item" or "gold"), annotator, showing (0 for the first time), fit ("chosen", "rejected" or
-    null for "can't tell"), quality (by criterion, of "chosen" and "rejected"), comment, a (which response was A), first
-    (which response is the first category of the coefficients of agreement: drawn by lot for each item), user_id,
-    subset, opened and submitted. Judgements that were taken back are left out. In a .csv, a text that a spreadsheet
-    would take for a formula has an apostrophe in front.
+    A line has: id, kind ("item" or "gold"), annotator, showing (0 for the first time), fit ("chosen", "rejected" or
+    null for "can't tell"), quality (by criterion, of "chosen" and "rejected"), comment, a (the response at A), first
+    (the response that is the first category of the coefficients of agreement: random for each item), user_id,
+    subset, opened and submitted. Judgements that were taken back are omitted. In a .csv file, texts that a spreadsheet
+    would read as formulas begin with an apostrophe.
 
     Args:
-      folder: of the audit.
-      out: a file that ends in .jsonl or .csv.
+      folder: Folder of the audit.
+      out: File that ends in .jsonl or .csv.
 
     Returns:
-      How many judgements there are.
+      Number of judgements.
 
     Raises:
-      RunError: the name has another end, the file cannot be written, or the audit was changed by hand.
+      RunError: the name ends differently, the file cannot be written, or the audit was changed by hand.
       DataError: the data changed since the audit began.
     """
     path = Path(out)
@@ -171,7 +171,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writerow(names)
     for row in rows:
         cells = row | {column: row["quality"][name][side] for column, (name, side) in ratings.items()}
-        # no cell is a formula, though annotators and data may hold any text
+        # cells must not be formulas, and annotators and data may contain any text
         for name, value in cells.items():
             if isinstance(value, str) and (
                 value.startswith(("\t", "\r", "\n")) or value.lstrip().startswith(("=", "+", "-", "@"))

@@ -1,4 +1,4 @@
-"""`prb audit DIR --report`: the figures of an audit so far, and the sentence that may be written in a paper."""
+"""`prb audit DIR --report`: the figures of an audit so far, and sentences for a paper."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from prb_jax.records.writing import write_json
 
 DEFINITIONS: Final[Mapping[str, str]] = {
     "items": "pairs of the audit, without gold items",
-    "judged": "items that somebody judged; complete: that as many annotators judged as the audit asks for",
-    "over": "what intervals are taken over: the users of the items where every item names one and some share one, "
+    "judged": "items with at least one judgement; complete: items with as many annotators as the audit plans",
+    "over": "clusters of the intervals: the users of the items if every item names one and some share one, "
     "else the items",
     "ci95": "95 % interval over users or items, for these annotators: of coefficients of agreement by the "
     "bootstrap (percentiles of 2,000 resamples), of shares a score interval as in docs/statistics.md",
-    "ci95_annotators": "95 % interval over users or items and over annotators at once: of coefficients by the "
-    "bootstrap that draws both, where an annotator who is drawn twice is not paired with himself; of shares "
+    "ci95_annotators": "95 % interval over users or items and over annotators: of coefficients by a "
+    "bootstrap that draws both, in which an annotator drawn twice is not paired with himself; of shares "
     "two-way clustered",
     "reasons": "why a figure or an interval is null",
-    "fit.agreement": "of personal fit; the two categories are the responses in an order that is drawn by lot for "
+    "fit.agreement": "agreement on personal fit; the two categories are the responses in a random order for "
     "each item (`first` in the export), can't tell is missing: alpha (Krippendorff), fleiss "
-    "(Fleiss' kappa), ac1 (Gwet), observed (share of the pairs of judgements of an item that are equal, the mean "
+    "(Fleiss' kappa), ac1 (Gwet), observed (share of equal pairs of judgements of an item, mean "
     "over items)",
-    "fit.cohen": "Cohen's kappa of every two annotators, of the items that both judged; the mean of these",
-    "fit.label": "share of the judgements of personal fit that are the label",
-    "fit.majority": "share of the items with a majority whose majority is the label; tied: items without one",
-    "quality": "of each criterion, alpha (Krippendorff, ordinal) of the ratings, and the difference",
-    "difference": "rating of the chosen response minus that of the rejected one: the mean over items of the means "
+    "fit.cohen": "Cohen's kappa of every two annotators over the items that both judged, and the mean over these pairs",
+    "fit.label": "share of the judgements of personal fit that match the label",
+    "fit.majority": "share of the items with a majority whose majority matches the label; tied: items without one",
+    "quality": "for each criterion, alpha (Krippendorff, ordinal) of the ratings, and the difference",
+    "difference": "rating of the chosen response minus rating of the rejected one: the mean over items of the means "
     "over annotators; overall: of the mean of the criteria",
-    "equivalent": "whether two one-sided t tests show at the level 0.05 that the difference is within the margin, "
-    "which was fixed before the first judgement; p: the larger p-value; ci90: the interval that is within the "
-    "margin then",
+    "equivalent": "whether two one-sided t tests at level 0.05 show that the difference is within the margin, "
+    "which was fixed before the first judgement; p: the larger p-value; ci90: the interval that must be within the "
+    "margin",
     "annotators": "gold_right of gold: gold items whose personal fit was found; again_same of again: items judged "
-    "twice with the same personal fit (both as first submitted, though taken back later); chose_a of chose, "
+    "twice with the same personal fit (both as first submitted, even if taken back later); chose_a of chose, "
     "chose_a_p: response A was preferred, and the exact two-sided p-value under a fair coin",
-    "adjudication": "items on whose personal fit the annotators disagree, whose majority is not the label, or "
+    "adjudication": "items on whose personal fit the annotators disagree, whose majority differs from the label, or "
     "whose ratings differ by three points or more; dispute: share of the smaller side",
 }
 
@@ -53,13 +53,13 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 def audit_report(folder: str | Path) -> dict[str, Any]:
     """Compute the figures of an audit so far, and write them to ``report.json`` in its folder.
 
-    The audit may be served meanwhile.
+    The audit may be running.
 
     Args:
-      folder: of the audit.
+      folder: Folder of the audit.
 
     Returns:
-      What ``report.json`` holds; its "definitions" explain the rest, and "sentence" may be written in a paper.
+      Contents of ``report.json``; "definitions" explains the other fields, and "sentence" is text for a paper.
 
     Raises:
       RunError: there is no audit, it was changed by hand, or the report cannot be written.
@@ -94,7 +94,7 @@ def audit_report(folder: str | Path) -> dict[str, Any]:
 
 
 def sentence(report: Mapping[str, Any]) -> str:
-    """Return a few sentences for a paper, which say no more than the figures of a report show."""
+    """Return a few sentences for a paper that claim no more than the figures of a report show."""
     if not report["judgements"]:
         return "Nobody has judged anything yet."
     people = sum(person["judgements"] > 0 for person in report["annotators"])
@@ -114,11 +114,11 @@ def sentence(report: Mapping[str, Any]) -> str:
 def _fit(report: Mapping[str, Any]) -> str:
     label = report["fit"]["label"]
     if label["value"] is None:
-        return "No judgement tells which response fits the person."
+        return "No judgement names the response that fits the person."
     share, unknown = _shown(label, report, "{:.1f} %", 100), report["fit"]["cannot_tell"]
     text = f"The labelled response was found to fit the person better in {share} of the judgements"
     if unknown:
-        text += f" that could tell ({unknown:,} of {report['judgements']:,} could not)"
+        text += f" that chose a response ({unknown:,} of {report['judgements']:,} did not)"
     majority = report["fit"]["majority"]
     if majority["value"] is not None:
         text += f", and by the majority for {100 * majority['value']:.1f} % of the {majority['items']:,} pairs with one"
@@ -128,7 +128,7 @@ def _fit(report: Mapping[str, Any]) -> str:
 def _agreement(report: Mapping[str, Any]) -> str:
     agreement = report["fit"]["agreement"]
     if agreement["observed"]["value"] is None:
-        return "No pair has two judgements of personal fit, so that nothing is known about agreement."
+        return "No pair has two judgements of personal fit, so agreement is unknown."
     named = {"alpha": "Krippendorff's alpha", "fleiss": "Fleiss' kappa", "ac1": "Gwet's AC1"}
     shown = [f"{name} {_shown(agreement[key], report, '{:.2f}')}" for key, name in named.items()]
     return (
@@ -162,9 +162,7 @@ def _attention(report: Mapping[str, Any]) -> str:
     if totals["gold"]:
         parts.append(f"{totals['gold_right']} of {totals['gold']} attention checks were passed")
     if totals["again"]:
-        parts.append(
-            f"{totals['again_same']} of {totals['again']} judgements that were asked for again were the same"
-        )
+        parts.append(f"{totals['again_same']} of {totals['again']} repeated judgements were the same")
     if not parts:
         return "There were no attention checks."
     text = " and ".join(parts)
@@ -172,7 +170,7 @@ def _attention(report: Mapping[str, Any]) -> str:
 
 
 def _shown(figure: Mapping[str, Any], report: Mapping[str, Any], form: str, scale: float = 1.0) -> str:
-    """A figure with its interval: over annotators too where there is one, else for these annotators."""
+    """Format a figure with its interval: over annotators too if there is one, else for these annotators."""
     if figure["value"] is None:
         return f"not defined ({figure['reasons']['value']})"
     text, over = form.format(scale * figure["value"]), report["over"]

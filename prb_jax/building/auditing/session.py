@@ -1,7 +1,7 @@
-"""An audit at work: which item an annotator is given next, drafts, judgements, and taking them back.
+"""A running audit: choose the next item for an annotator, keep drafts, and submit or take back judgements.
 
-Every item goes to n people, with checks of attention in between. One thread at a time calls it. Everything is in the
-database before it is counted here, so that a process that is killed loses at most the answer that was not submitted.
+Every item goes to n people, with attention checks in between. One thread at a time may call it. Changes are written to
+the database before they are counted here, so a killed process loses at most the unsubmitted answer.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ LONGEST_NAME: Final = 60
 WHERE: Final = "the request"
 
 LEFT_STEP: Final = 10
-"""How many items are left is told in such steps: an exact number would not fall for a check, and so give it away."""
+"""Step for the displayed number of items left: an exact number would not fall after a check, and so reveal it."""
 
-LEAST_BETWEEN: Final = 5  # an item is shown again after so many others, or more
+LEAST_BETWEEN: Final = 5  # fewest other items before an item is shown again
 
 
 class ClosedError(PrbError):
-    """The task is not open any more: its judgement was submitted, or another one is open."""
+    """The task is no longer open: its judgement was submitted, or another task is open."""
 
 
 @dataclass(frozen=True)
 class CurrentItem:
-    """What an annotator is shown: the open task, None where nothing is left to judge, its item with the responses as A
-    and B, and the answer so far.
+    """View of an annotator: the open task (None if nothing is left to judge), its item with the responses as A and B,
+    and the answer so far.
 
-    ``left`` are the items that the annotator could still be given, rounded up to ``LEFT_STEP``.
+    ``left`` is the number of items that the annotator could still get, rounded up to ``LEFT_STEP``.
     """
 
     task: int | None
@@ -52,7 +52,7 @@ class CurrentItem:
 
 
 class Session:
-    """The work of one process on one audit."""
+    """State of one audit in one process."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class Session:
         secret: bytes,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read what was done so far from a database that is open to write; the settings are those of the audit.
+        """Read the judgements so far from a database that is open for writing; ``settings`` are the audit's.
 
-        ``lease`` are the seconds for which an item is held for an annotator of whom nothing is heard, ``secret`` is the
-        key of the tokens, and ``clock`` gives the seconds since 1970.
+        ``lease`` is the time in seconds that an item stays reserved for an inactive annotator, ``secret`` the key of
+        the tokens, and ``clock`` returns the seconds since 1970.
         """
         self._database, self._settings, self._lease, self._clock = database, settings, lease, clock
         self._secret = secret
         self.annotators = database.annotators()
-        self._items = database.items()  # the one with number n at place n - 1
+        self._items = database.items()  # item number n is at index n - 1
         self._tasks = {task.number: task for task in database.tasks()}
         self._last_task = database.last_task()
-        self._events: dict[str, list[Event]] = {}  # the judgements of each annotator that stand
-        self._judged: Counter[int] = Counter()  # how many people have judged each item
+        self._events: dict[str, list[Event]] = {}  # judgements of each annotator, without those taken back
+        self._judged: Counter[int] = Counter()  # number of people who have judged each item
         for event in database.events():
             self._count(event)
 
     def join(self, name: object) -> tuple[str, str]:
-        """Return the name and the token of an annotator, who is added if the name is new.
+        """Return the name and the token of an annotator; add the annotator if the name is new.
 
         Raises:
-          DataError: the name cannot be used.
+          DataError: the name is not valid.
         """
         text = " ".join(fields.text(name, WHERE, "name").split())
         if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
@@ -100,7 +100,7 @@ class Session:
         return f"{self.annotators.index(name) + 1}.{self._code(name)}"
 
     def annotator(self, token: str) -> str | None:
-        """Return the annotator with this token, None if nobody has it; tokens are compared in constant time."""
+        """Return the annotator with this token, or None; tokens are compared in constant time."""
         number, _, code = token.partition(".")
         place = int(number) - 1 if number.isascii() and number.isdecimal() and len(number) < 7 else -1
         known = 0 <= place < len(self.annotators)
@@ -112,7 +112,7 @@ class Session:
         return hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
 
     def current(self, annotator: str) -> CurrentItem:
-        """Return what the annotator is to judge now: the item that is open, or the next one."""
+        """Return the annotator's current view: the open item, or the next one."""
         now = self._clock()
         newest_first = [task for task in reversed(self._tasks.values()) if task.annotator == annotator]
         for task in newest_first:
@@ -125,8 +125,8 @@ class Session:
             self._database.remove_task(task.number)
             del self._tasks[task.number]
         if (chosen := self._check(annotator)) is None:
-            # Items that others have judged or hold come first, so that as many as possible are complete at any time.
-            # Among equal ones every annotator has an order of his own.
+            # Items that others have judged or reserved come first, to complete as many items as possible at any time.
+            # Ties are broken in a different order for every annotator.
             free = self._free(annotator, now)
             if not free:
                 return self._shown(annotator, None, now)
@@ -141,20 +141,20 @@ class Session:
         return self._shown(annotator, task, now)
 
     def keep(self, annotator: str, number: object, answer: object) -> None:
-        """Keep an answer that is not submitted yet.
+        """Store an answer that is not submitted yet.
 
         Raises:
-          DataError: it is no answer.
+          DataError: the answer is not valid.
           ClosedError: the task is not open.
         """
         draft = check_answer(answer, where=WHERE, complete=False)
         self._hold(self._task(annotator, number), draft, self._clock())
 
     def submit(self, annotator: str, number: object, answer: object) -> None:
-        """Add a judgement; the same one twice, as a client does whose answer was lost, counts once.
+        """Add a judgement; a repeated submission, from a client that lost the response, counts once.
 
         Raises:
-          DataError: the answer is missing or not complete.
+          DataError: the answer is missing or incomplete.
           ClosedError: the task is not open.
         """
         whole = check_answer(answer, where=WHERE, complete=True)
@@ -167,14 +167,14 @@ class Session:
         self._count(event)
 
     def undo(self, annotator: str) -> None:
-        """Take the last judgement of an annotator back: its item is open again, with the answer.
+        """Take back the last judgement of an annotator: its item is open again, with the answer.
 
         Raises:
           ClosedError: the annotator has judged nothing.
         """
         events = self._events.get(annotator)
         if not events:
-            raise ClosedError("there is no judgement to take back")
+            raise ClosedError("found no judgement to take back")
         last, now = events[-1], self._clock()
         held = (annotator, last.item, last.showing, now, now + self._lease, last.answer)
         again = OpenTask(self._last_task + 1, *held)
@@ -196,7 +196,7 @@ class Session:
         return self._items[item - 1].kind
 
     def _check(self, annotator: str) -> tuple[int, int] | None:
-        """A gold item, or an item to judge once more, and how often it was shown before, where a check is due."""
+        """Return a gold or repeated item and the number of its earlier showings if a check is due, else None."""
         past, every = self._events.get(annotator, []), self._settings["check_every"]
         if every < 1 or not past or past[-1].showing or self._kind(past[-1].item) == GOLD:
             return None  # never two in a row
@@ -219,7 +219,7 @@ class Session:
         return item, counts[item]
 
     def _free(self, annotator: str, now: float) -> dict[int, int]:
-        """The items that this annotator could still be given, and how many others have judged or hold each."""
+        """Return the items that this annotator could still get, with the number of others who judged or hold each."""
         known = {event.item for event in self._events.get(annotator, [])}
         leased = self._leased(annotator, now)
         people = {
@@ -235,9 +235,7 @@ class Session:
     def _task(self, annotator: str, number: object) -> OpenTask:
         task = self._tasks.get(number) if type(number) is int else None
         if task is None or task.annotator != annotator:
-            raise ClosedError(
-                "this item is not open any more: it was judged in another window, or taken back"
-            )
+            raise ClosedError("this item is no longer open: it was judged in another window, or taken back")
         return task
 
     def _hold(self, task: OpenTask, draft: dict[str, Any] | None, now: float) -> None:
@@ -248,7 +246,7 @@ class Session:
         self._tasks[task.number] = held
 
     def _leased(self, annotator: str, now: float) -> Counter[int]:
-        """How many others hold each item."""
+        """Count the other annotators who have reserved each item."""
         return Counter(
             task.item
             for task in self._tasks.values()

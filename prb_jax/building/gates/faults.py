@@ -1,8 +1,8 @@
-"""Faults of pairs, by which a gate leaves one out.
+"""Faults for which a gate drops a pair.
 
-Answers refuse, are cut off, repeat an aspect, or are nearly those of another pair; a text tells how somebody could be
-reached, or occurs in a known test set. MinHash finds candidates for texts that are nearly the same, and their
-similarity is then computed exactly.
+Answers refuse, are cut off, repeat an aspect, or nearly equal an answer of another pair; texts contain personal
+contact data, or occur in a known test set. MinHash finds candidates for near-duplicates; their similarity is then
+computed exactly.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _REFUSAL: Final = re.compile(
 )
 _ENDS: Final = tuple(".!?…。！？\"”’')]»*_`:)")
 _LEAST_NAME: Final = 2
-"""Words of the name of an aspect from which its occurrence in an answer counts as copied."""
+"""Fewest words of an aspect's name for which its occurrence in an answer counts as copied."""
 
-_SAME: Final = 0.95  # similarity from which the two answers of a pair are the same
+_SAME: Final = 0.95  # similarity from which a pair's two answers count as the same
 
 _PATTERNS: Final = {
     "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.-]*\w\b"),
@@ -53,12 +53,12 @@ _PATTERNS: Final = {
     ),
 }
 _CARD: Final = re.compile(r"(?<![\w-])\d(?:[ -]?\d){12,18}(?![\w-])")
-_LEAST_KNOWN: Final = 4  # words that a text shorter than a run must have to count as a whole
+_LEAST_KNOWN: Final = 4  # fewest words of a text shorter than a run that is compared as a whole
 _WORD: Final = re.compile(r"[^\W_]+(?:[’'][^\W_]+)*")
 _SHINGLE: Final = 3
 _PERMUTATIONS: Final = 128
 _LOOK_FROM: Final = 0.8
-"""Candidates are looked for from this share of the similarity on: MinHash estimates with an error."""
+"""Share of the similarity at which MinHash selects candidates: its estimates have an error."""
 
 
 def words_of(text: str) -> list[str]:
@@ -67,23 +67,23 @@ def words_of(text: str) -> list[str]:
 
 
 def runs(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """Yield every run of ``size`` consecutive words; the whole text where it is shorter, nothing for an empty one."""
+    """Yield every run of ``size`` consecutive words; the whole text if it is shorter, nothing if it is empty."""
     for start in range(max(1, len(words) - size + 1) if words else 0):
         yield tuple(words[start : start + size])
 
 
 def similarity(a: frozenset[str], b: frozenset[str]) -> float:
-    """Return the Jaccard similarity of two sets; 0 where both are empty."""
+    """Return the Jaccard similarity of two sets; 0 if both are empty."""
     return len(a & b) / len(a | b) if a or b else 0.0
 
 
 def shingles(text: str) -> frozenset[str]:
-    """Return the word triples of a text; the whole text where it has fewer words."""
+    """Return the word triples of a text; the whole text if it has fewer words."""
     return frozenset(" ".join(run) for run in runs(words_of(text), _SHINGLE))
 
 
 class NearTexts:
-    """An index of texts, each with the name of its owner.
+    """Index of texts with their owners' names, searched by similarity.
 
     Args:
       least: Jaccard similarity of word triples from which two texts are near.
@@ -91,20 +91,20 @@ class NearTexts:
 
     def __init__(self, least: float) -> None:
         need_extra("build", "near-duplicates")
-        from datasketch import MinHashLSH  # it is slow to import
+        from datasketch import MinHashLSH  # slow to import
 
         self._least = least
         self._index = MinHashLSH(threshold=max(0.05, least * _LOOK_FROM), num_perm=_PERMUTATIONS)
         self._texts: list[tuple[str, frozenset[str]]] = []
 
     def owners(self, text: str) -> list[str]:
-        """Return who has a text near this one, sorted by name."""
+        """Return the owners of texts near this one, sorted by name."""
         triples = shingles(text)
         candidates = (self._texts[int(str(key))] for key in self._index.query(_sketch(triples)))
         return sorted({owner for owner, other in candidates if similarity(triples, other) >= self._least})
 
     def add(self, owner: str, text: str) -> None:
-        """Keep a text."""
+        """Add a text to the index."""
         triples = shingles(text)
         self._index.insert(str(len(self._texts)), _sketch(triples))
         self._texts.append((owner, triples))
@@ -119,14 +119,14 @@ def _sketch(triples: frozenset[str]):
 
 
 def refusal(text: str) -> str | None:
-    """Return how a text refuses to answer; None where it does not."""
+    """Return how a text refuses to answer; None if it does not refuse."""
     if not text.strip():
         return "is empty"
     return "refuses" if _REFUSAL.match(text) else None
 
 
 def truncation(text: str, finish: str | None) -> str | None:
-    """Return how a text is cut; None where it is whole. `finish` is why it ends, as the model says."""
+    """Return how a text is cut off; None if it is complete. `finish` is the model's reason for the end."""
     if finish == "length":
         return "ran into the limit of tokens"
     if text.strip() and not text.rstrip().endswith(_ENDS):
@@ -135,9 +135,9 @@ def truncation(text: str, finish: str | None) -> str | None:
 
 
 def copied_words(text: str, aspects: Sequence[RubricAspect], *, question: str, words: int) -> str | None:
-    """Return the words that an answer has from an aspect and not from the question; None where it has none.
+    """Return the words that an answer shares with an aspect but not with the question; None if there are none.
 
-    A judge who is shown the aspects would find such an answer without reading it. So many consecutive ``words`` count
+    A judge that sees the aspects would recognise such an answer without reading it. ``words`` consecutive words count
     as copied.
     """
     answer, asked = words_of(text), words_of(question)
@@ -159,12 +159,12 @@ def copied_words(text: str, aspects: Sequence[RubricAspect], *, question: str, w
 
 
 def find_refusals(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the pairs with an answer that refuses, and which one it is."""
+    """Return the pairs with an answer that refuses, and the answer."""
     return _find(pairs, lambda pair, text, finish: refusal(text))
 
 
 def find_truncations(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the pairs with an answer that is cut off, and which one it is."""
+    """Return the pairs with an answer that is cut off, and the answer."""
     return _find(pairs, lambda pair, text, finish: truncation(text, finish))
 
 
@@ -180,7 +180,7 @@ def find_copied_aspects(pairs: Sequence[Pair], *, words: int) -> dict[str, str]:
 
 
 def _find(pairs: Sequence[Pair], fault: Callable[[Pair, str, str | None], str | None]) -> dict[str, str]:
-    """By pair, the first answer with a fault, and the fault."""
+    """Return, by pair, the first answer with a fault, and the fault."""
     reasons = {}
     for pair in pairs:
         for side, text, finish in zip(SIDES, pair.comparison.responses, pair.finishes, strict=True):
@@ -190,7 +190,7 @@ def _find(pairs: Sequence[Pair], fault: Callable[[Pair, str, str | None], str | 
 
 
 def find_duplicates(pairs: Sequence[Pair], *, least: float) -> dict[str, str]:
-    """Return the pairs that are left out so that no two answers are `least` similar or more; the first of two stays."""
+    """Return the pairs to drop so that no two answers have similarity `least` or more; the earlier pair stays."""
     index, reasons = NearTexts(least), dict[str, str]()
     for pair in pairs:
         texts = (pair.chosen, pair.rejected)
@@ -205,11 +205,11 @@ def find_duplicates(pairs: Sequence[Pair], *, least: float) -> dict[str, str]:
 
 
 def personal_text(text: str) -> str | None:
-    """Return the kind of personal text that a text holds; None where it holds none."""
+    """Return the kind of personal text in a text; None if there is none."""
     for name, pattern in _PATTERNS.items():
         if pattern.search(text):
             return name
-    for number in _CARD.findall(text):  # one that ends in its check digit, by Luhn's formula
+    for number in _CARD.findall(text):  # a card number ends in its check digit (Luhn's formula)
         digits = map(int, reversed(re.sub(r"\D", "", number)))
         doubled = (digit * (2 if place % 2 else 1) for place, digit in enumerate(digits))
         if sum(value - 9 if value > 9 else value for value in doubled) % 10 == 0:
@@ -218,7 +218,7 @@ def personal_text(text: str) -> str | None:
 
 
 def find_personal_texts(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the pairs that hold personal text anywhere, and its kind; not the text itself."""
+    """Return the pairs with personal text anywhere, and its kind, but not the text itself."""
     reasons = {}
     for pair in pairs:
         comparison = pair.comparison
@@ -236,18 +236,18 @@ def find_personal_texts(pairs: Sequence[Pair]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class KnownTexts:
-    """The texts of known test sets: the one in which each run of so many consecutive words occurs, by its digest."""
+    """Texts of known test sets: digests of runs of ``words`` consecutive words, each with a source that contains it."""
 
     words: int
     sources: Mapping[bytes, str]
 
     def source(self, text: str) -> str | None:
-        """Return the test set that a text shares words with; None where there is none."""
+        """Return the test set that shares a run of words with a text; None if there is none."""
         return next((self.sources[key] for key in run_keys(text, self.words) if key in self.sources), None)
 
 
 def read_known_texts(sources: Sequence[str], *, words: int) -> KnownTexts:
-    """Read the questions and answers of test sets; DataError where one cannot be read."""
+    """Read the questions and answers of test sets; raise DataError if one cannot be read."""
     known: dict[bytes, str] = {}
     for source in sources:
         for row in each_row(source):
@@ -262,7 +262,7 @@ def read_known_texts(sources: Sequence[str], *, words: int) -> KnownTexts:
                 for key in run_keys(text, words):
                     known.setdefault(key, source)
     if sources and not known:
-        raise DataError(f"{', '.join(sources)}: no texts to compare with")
+        raise DataError(f"{', '.join(sources)}: found no texts to compare with")
     return KnownTexts(words, known)
 
 
@@ -275,7 +275,7 @@ def run_keys(text: str, size: int) -> Iterable[bytes]:
 
 
 def find_overlaps(pairs: Sequence[Pair], known: KnownTexts) -> dict[str, str]:
-    """Return the pairs with a question or answer of a known test set, and the test set."""
+    """Return the pairs with a question or answer from a known test set, and the test set."""
     reasons: dict[str, str] = {}
     for pair in pairs:
         names = ("question", "chosen answer", "rejected answer")

@@ -1,4 +1,4 @@
-"""Pairs, as gates look at them, and the figures that gates give."""
+"""Pairs as gates see them, and the figures of gates."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ LEAK_FOUND: Final = "leak found"
 SOUND: Final = "sound"
 CANNOT_TELL: Final = "cannot tell"
 VERDICTS: Final = (LEAK_FOUND, SOUND, CANNOT_TELL)
-"""Of a gate with an interval: it lies beyond 0.5; the leak is surely within the margin; neither."""
+"""Verdicts of gates with an interval: it excludes 0.5; the leak is surely within the margin; neither."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair that was built, the chosen answer first, with the aspects that it follows."""
+    """A built pair, the chosen answer first, with the aspects that it follows."""
 
     comparison: Comparison
-    # why the two answers end, as of the replies of a language model
+    # reasons why the two answers end, from the replies of a language model
     finishes: tuple[str | None, str | None] = (None, None)
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # how it came about
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # how the pair was made
 
     __repr__ = short_repr
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Id of the pair."""
         return self.comparison.id
 
     @property
@@ -46,27 +46,26 @@ class Pair:
 
     @property
     def rejected(self) -> str:
-        """The answer that avoids them."""
+        """The answer that avoids the aspects."""
         return self.comparison.responses[1]
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What a gate can say of a leak: how much more often than 0.5 something tells the chosen answer that should not."""
+    """Leak of a gate: how much more often than 0.5 a measure finds the chosen answer that it should not find."""
 
-    margin: float  # a leak that is surely smaller is none: the benchmark is sound
+    margin: float  # if the leak is surely smaller, the benchmark is sound
     excluded: float  # larger leaks than this one are excluded (two one-sided tests at 0.05)
-    # the smallest leak that the gate would have found at this size in 80 % of builds; None where it would not
-    # find any
+    # smallest leak that the gate finds at this size in 80 % of builds; None if it finds none
     detectable: float | None
-    planted: str  # the leak that `detectable` is of, in words
+    planted: str  # kind of leak that `detectable` measures, in words
 
 
 @dataclass(frozen=True)
 class GateFigure:
-    """The figure of a gate, of n pairs; its value is None where there is nothing to measure.
+    """Figure of a gate over n pairs; its value is None if there is nothing to measure.
 
-    One that must be 0.5 but for chance has an interval, and what the gate can say of a leak.
+    A figure that must be 0.5 up to chance has an interval, and a `Leak`.
     """
 
     value: float | None
@@ -83,19 +82,19 @@ class GateFigure:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The result of one gate: its figure, of what the generator wrote first and of the pairs that are kept."""
+    """Result of one gate: its figures over the generator's first answers and over the pairs that are kept."""
 
     name: str
     definition: str
     before: GateFigure | None
     after: GateFigure
-    dropped: int = 0  # pairs that were left out for it
-    relaxed: bool = False  # whether it may fail
-    tried: bool = True  # whether anything was given to try it
+    dropped: int = 0  # pairs that this gate dropped
+    relaxed: bool = False  # the gate may fail
+    tried: bool = True  # its model or data were given
 
     @property
     def verdict(self) -> str:
-        """In words: "passed", "failed" or "not tried"; of a gate with an interval a verdict of `VERDICTS`."""
+        """Verdict in words: "passed", "failed" or "not tried"; for gates with an interval one of `VERDICTS`."""
         if (leak := self.after.leak) is not None and self.after.interval is not None:
             low, high = self.after.interval
             leaks = not self.after.passed and not low <= 0.5 <= high
@@ -116,10 +115,10 @@ class GateResult:
 
 
 def share_found(pairs: Sequence[Pair], reasons: Mapping[str, str]) -> GateFigure:
-    """Return the share of pairs with a fault, which must be 0."""
+    """Return the figure of a share of pairs with a fault, which must be 0."""
     first = next(iter(reasons.values()), None)
     share = len(reasons) / len(pairs) if pairs else None
-    return GateFigure(share, len(pairs), passed=not reasons, note=f"the first: {first}" if first else "")
+    return GateFigure(share, len(pairs), passed=not reasons, note=f"first: {first}" if first else "")
 
 
 def chance_figure(
@@ -133,16 +132,16 @@ def chance_figure(
     wider: float | None = None,
     detectable: float | None = None,
 ) -> GateFigure:
-    """Return the mean of verdicts, which must be 0.5 within its interval over users, and the leak that it allows for.
+    """Return the mean of verdicts, whose interval over users must contain 0.5, and the leak that it leaves possible.
 
     Args:
-      values: [n] of the n > 0 pairs: 1 where the chosen answer was told, 0 where the other one was, 0.5 for neither.
-      either_way: whether less than 0.5 fails too; a classifier that was fitted to other pairs may only be too good.
-      planted: the leak that `detectable` is of, in words.
-      wider: factor of the standard error, of a classifier: its verdicts depend on each other beyond users.
-      detectable: of a classifier, the smallest leak that it finds; of any other gate the closed form says it.
+      values: [n] of the n > 0 pairs: 1 if the chosen answer was found, 0 if the other one was, 0.5 for neither.
+      either_way: If True, less than 0.5 fails too; a classifier fitted to other pairs can only be too good.
+      planted: Kind of leak that `detectable` measures, in words.
+      wider: Factor of a classifier's standard error: its verdicts depend on each other beyond users.
+      detectable: Smallest leak that a classifier finds; other gates use the closed form.
     """
-    from scipy.special import stdtrit  # scipy takes long to import
+    from scipy.special import stdtrit  # slow to import
 
     numbers = np.asarray(values, np.float64)
     users = clusters_of([pair.comparison for pair in pairs]).users

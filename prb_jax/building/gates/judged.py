@@ -1,6 +1,6 @@
-"""A judge who is shown the aspects finds the chosen answer; judge and reward models that know no user cannot.
+"""Gates with models: a judge that sees the aspects must find the chosen answer; models without the user must not.
 
-The judge sees every pair in both orders, and its verdicts are kept in the folder of the build.
+The judge sees every pair in both orders; the folder of the build keeps its verdicts.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _JUDGEMENTS: Final = RowKind(JUDGEMENTS, "judgements", key=itemgetter("kind", "p
 _TOGETHER: Final = 32
 _TEMPLATES: Final = {BLIND: prompts.BLIND, RUBRIC: prompts.RUBRIC}
 _SHARES: Final[Mapping[tuple[str | None, ...], float]] = {("A", "B"): 1.0, ("B", "A"): 0.0}
-"""By the verdicts with the chosen answer as A, and as B, how far it is preferred; 0.5 for any others."""
+"""Share by the verdicts with the chosen answer as A and as B; all other verdicts count 0.5."""
 
 
 def judge_pairs(
     pairs: Sequence[Pair], kind: str, judge: InWords, *, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, float]:
-    """Return by the id of a pair 1 where the chosen answer is preferred in both orders, 0 where the other is, else 0.5.
+    """Return by pair id 1 if the judge prefers the chosen answer in both orders, 0 if the other answer, else 0.5.
 
-    Verdicts that are in the file of the build's folder, which this process holds, are not asked for again. ``kind`` is
-    "blind" or "rubric"; ``advance`` is called with the number of pairs that were done.
+    Verdicts in the file of the build's folder, which this process has locked, are reused. ``kind`` is "blind" or
+    "rubric"; ``advance`` is called with the number of finished pairs.
 
     Raises:
-      RunError: the judge cannot be asked, or the file cannot be read or written.
+      RunError: the judge cannot be queried, or the file cannot be read or written.
     """
     identity = json.dumps([dict(judge.identity()), prompts.prompts_digest()], sort_keys=True)
     texts = {pair.id: identity + json.dumps(pair.comparison.to_row(), sort_keys=True) for pair in pairs}
@@ -89,12 +89,12 @@ def judge_pairs(
 
 
 def read_judgements(folder: Path) -> list[Row]:
-    """Return all judgements of a build, none where nothing was judged."""
+    """Return all judgements of a build; empty if nothing was judged."""
     return list(_JUDGEMENTS.read(folder).values()) if (folder / JUDGEMENTS).exists() else []
 
 
 def find_unseparated(pairs: Sequence[Pair], shares: Mapping[str, float]) -> dict[str, str]:
-    """Return the pairs that the judge who knows the aspects does not separate, or separates the other way round."""
+    """Return the pairs in which the judge that sees the aspects does not prefer the chosen answer in both orders."""
     reasons = {
         0.0: "the judge prefers the rejected answer in both orders",
         0.5: "the judge does not separate the answers in both orders",
@@ -105,7 +105,7 @@ def find_unseparated(pairs: Sequence[Pair], shares: Mapping[str, float]) -> dict
 def measure_blind_judge(
     pairs: Sequence[Pair], shares: Mapping[str, float], *, gates: GateSettings
 ) -> GateFigure:
-    """Return how often the judge who knows no user prefers the chosen answer: 0.5 within its interval over users."""
+    """Return the share of chosen answers that the judge without the user prefers; must be 0.5 within its interval."""
     values = [shares[pair.id] for pair in pairs]
     decided = sum(share != 0.5 for share in values)
     note = f"{decided:,} of {len(pairs):,} pairs decided in both orders"
@@ -116,12 +116,13 @@ def measure_blind_judge(
 def reward_model_wins(
     pairs: Sequence[Pair], models: Sequence[str], *, folder: Path, progress: bool
 ) -> dict[str, dict[str, float]]:
-    """Return by model, and by the id of a pair, 1 where the chosen answer scores higher, 0.5 for a tie, else 0.
+    """Return by model and pair id 1 if the chosen answer scores higher, 0.5 for a tie, else 0.
 
-    No user is shown. The runs of the evaluations lie in a folder, and are continued; errors as of `prb_jax.evaluate`.
+    The models see no user. The evaluations have run folders in ``folder`` and are continued; for errors see
+    `prb_jax.evaluate`.
     """
     from prb_jax.scoring.controls import without_user
-    from prb_jax.scoring.evaluate import run_evaluation  # it is slow to import
+    from prb_jax.scoring.evaluate import run_evaluation  # slow to import
     from prb_jax.scoring.options import EvaluateOptions
 
     if not pairs:
@@ -140,9 +141,9 @@ def reward_model_wins(
 def measure_blind_rewards(
     pairs: Sequence[Pair], wins: Mapping[str, Mapping[str, float]], *, gates: GateSettings
 ) -> GateFigure:
-    """Return the share of wins that is farthest from 0.5, of which its interval must hold 0.5.
+    """Return the share of wins that is farthest from 0.5; its interval must contain 0.5.
 
-    The interval is over users, and widened for several models (Bonferroni).
+    The interval is over users, and wider with several models (Bonferroni).
     """
     wider = replace(gates, level=1 - (1 - gates.level) / len(wins))
     planted = "the model that is farthest from 0.5 prefers the chosen answer more often, or the rejected one"

@@ -1,9 +1,9 @@
-"""The chosen answer cannot be told by its surface: neither by its length, nor by layout and wrappers.
+"""Gates on the surface of answers: length, layout and wrappers must not reveal the chosen answer.
 
-Two classifiers are fitted to the pairs of other people. That of differences finds what the chosen answer has more of;
-that of histograms finds what single chosen answers have between two limits, as 60 to 70 words. Both are linear in the
-signs of the pairs (which side is the chosen one), so that what they would do under other signs is soon computed: under
-those of chance, for the width of the interval, and under those of a planted leak, for the smallest one that is found.
+Two classifiers are fitted to the pairs of other people. One uses differences, and finds features that the chosen
+answer has more of. The other uses histograms, and finds ranges of chosen answers, e.g. 60 to 70 words. Both are
+linear in the signs of the pairs (which side is the chosen one). Verdicts under other signs are therefore cheap: random
+signs give the width of the interval, and the signs of a planted leak give the smallest leak that is found.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_featur
 from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5
-_PENALTY: Final = 5.0  # added to the squared standardised differences: pairs that speak against a weight
+_PENALTY: Final = 5.0  # ridge penalty, added to the squared standardised differences
 
-_BINS: Final = {"words": 8}  # of a histogram, as many answers in each
+_BINS: Final = {"words": 8}  # bins of a histogram, with equal numbers of answers
 
 _OTHER_BINS: Final = 4
-_NOTHING: Final = 1e-9  # what a classifier says of a pair that it knows nothing of, but for rounding
+_NOTHING: Final = 1e-9  # largest rounding error in the verdict on a pair without information
 
 _CHANCES: Final = 1000
 _BUILDS: Final = 200
 _POWER: Final = 0.8
-_NUMBERS: Final = 2_000_000  # held at a time
+_NUMBERS: Final = 2_000_000  # numbers in memory at a time
 
 
 def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
-    """Return the share of pairs whose chosen answer is longer, which must be 0.5 within its interval over users."""
+    """Return the share of pairs whose chosen answer is longer; it must be 0.5 within its interval over users."""
     words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs])
     values = (np.sign(words[:, 0] - words[:, 1]) + 1) / 2
     chosen, rejected = words.mean(0)
@@ -45,7 +45,7 @@ def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
 
 
 def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
-    """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
+    """Return the accuracy of a classifier of surface differences; it must not exceed 0.5 beyond its interval."""
     planted = "the longer answer is the chosen one more often"
     chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
     deltas = chosen - rejected
@@ -56,7 +56,7 @@ def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
 
 
 def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
-    """Return the accuracy of a classifier of each answer's places in histograms of the surface, as `measure_style`."""
+    """Return the accuracy of a classifier of each answer's histogram bins; for the limit see `measure_style`."""
     planted = "the answer whose length is nearer to the middle one of all is the chosen one more often"
     chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
     columns, labels = [np.zeros((len(pairs), 0))], list[str]()
@@ -89,15 +89,15 @@ def _measure(
     gates: GateSettings,
     planted: str,
 ) -> GateFigure:
-    """The figure of a classifier of columns [n, P], whose names say what a weight above 0, or below, speaks for.
+    """Return the figure of a classifier of columns [n, P]; names describe a weight above 0, and below 0.
 
-    ``side`` [n] is 1 where the chosen answer has what a planted leak gives it, -1 where the rejected one has, else 0.
+    ``side`` [n] is 1 if a planted leak favours the chosen answer, -1 if it favours the rejected one, else 0.
     """
-    from scipy.special import stdtrit  # scipy takes long to import
+    from scipy.special import stdtrit  # slow to import
 
     users = clusters_of([pair.comparison for pair in pairs]).users
     users = [f"pair {pair.id}" if user is None else user for user, pair in zip(users, pairs, strict=True)]
-    # in an order that says nothing of the users, equal parts of which are the folds
+    # an order independent of the users' names; equal parts of it are the folds
     in_folds = sorted(set(users), key=lambda name: hashlib.sha256(name.encode()).digest())
     numbers = {name: number for number, name in enumerate(in_folds)}
     of_user = np.array([numbers[name] for name in users])
@@ -109,7 +109,7 @@ def _measure(
     strength = np.abs(weights) * np.abs(columns).mean(0)
     strongest = int(np.argmax(strength)) if strength.size else 0
     tells = names[int(weights[strongest] < 0)][strongest] if weights.any() else ""
-    note = f"tells most: chosen answers {tells}" if tells else ""
+    note = f"strongest: chosen answers {tells}" if tells else ""
     usual = float(stdtrit(max(classifier.effective - 1, 1.0), (1 + gates.level) / 2))
     by_chance = np.concatenate([(means - 0.5) / errors for means, errors in classifier.by_chance()])
     wider = max(float(np.quantile(by_chance, (1 + gates.level) / 2)) / usual, 1.0)
@@ -126,11 +126,11 @@ def _measure(
 
 
 class _Classifier:
-    """A ridge classifier of pairs, fitted to the pairs of other people, for any signs of the pairs: 1 where the chosen
-    answer of a pair is taken as the chosen one, and -1 where the rejected one is."""
+    """Ridge classifier of pairs, fitted to the pairs of other people, for any signs of the pairs: 1 if the chosen
+    answer of a pair counts as chosen, -1 if the rejected one does."""
 
     def __init__(self, columns: np.ndarray, of_user: np.ndarray) -> None:
-        """Take columns [n, P] and users [n], sorted and numbered so that those of one fold follow each other."""
+        """Take columns [n, P] and users [n], numbered and sorted such that each fold is contiguous."""
         self.of_user, self.rows = of_user, np.bincount(of_user)
         shares = self.rows / self.rows.sum()
         squares = float((shares**2).sum())
@@ -145,7 +145,7 @@ class _Classifier:
         self._solved = [inside @ _solve(gram - inside.T @ inside) for inside in self._columns]
 
     def verdicts(self, signs: np.ndarray) -> np.ndarray:
-        """Return 1 where the chosen one is told, 0 where the other is, 0.5 for neither; signs and verdicts [n, S]."""
+        """Return 1 if the chosen answer is found, 0 if the other one is, 0.5 for neither; signs and verdicts [n, S]."""
         values = np.full(signs.shape, 0.5)
         parts = [inside.T @ signs[fold] for inside, fold in zip(self._columns, self._folds, strict=True)]
         whole = np.sum(parts, axis=0)
@@ -155,33 +155,33 @@ class _Classifier:
         return values
 
     def means_and_errors(self, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean verdict and its standard error over users, as `chance_figure` has it, [S] each."""
+        """Return the mean verdict and its standard error over users, as in `chance_figure`, [S] each."""
         values = self.verdicts(signs)
         means, n = values.mean(0), len(values)
         sums = np.add.reduceat(values, self._starts[:-1]) - means * self.rows[:, None]
         return means, np.sqrt((sums**2).sum(0) / n**2 * self._factor + 0.5 / n**2)
 
     def by_chance(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield means and errors where nothing tells: the signs of all pairs of a user are drawn together.
+        """Yield means and errors without any leak: each draw gives one random sign to all pairs of a user.
 
-        Verdicts depend on each other beyond users, because folds are fitted to each other's pairs.
+        Verdicts depend on each other beyond users, because each fold is fitted to the others' pairs.
         """
         draws = np.random.default_rng(0)
         for count in _blocks(_CHANCES, len(self.of_user)):
             yield self.means_and_errors(draws.choice([-1.0, 1.0], (len(self.rows), count))[self.of_user])
 
     def smallest_leak(self, side: np.ndarray, values: np.ndarray, *, least: float) -> float | None:
-        """Return the smallest leak that is found in 80 % of builds, where a leak counts as found from ``least``
-        standard errors above 0.5; None where no leak would be found. ``side`` is as of `_measure`; the leak depends
-        within users as the verdicts ``values`` [n] do."""
-        from scipy.special import ndtri  # scipy takes long to import
+        """Return the smallest leak that is found in 80 % of builds; None if no leak would be found. It is found if it
+        is ``least`` standard errors above 0.5. For ``side`` see `_measure`; leaks depend within users as the verdicts
+        ``values`` [n] do."""
+        from scipy.special import ndtri  # slow to import
 
         n, decided = len(side), float(np.mean(side != 0))
         spread, pairs_in_user = float(np.var(values)), float((self.rows.astype(float) ** 2).sum() / n)
         sums = np.bincount(self.of_user, weights=values - values.mean())
         effect = float((sums**2).sum()) * self._factor / n / spread if spread else 1.0
         shared = float(np.clip((effect - 1) / (pairs_in_user - 1), 0, 0.9)) if pairs_in_user > 1 else 0.0
-        latent = float(np.sin(np.pi * shared / 2))  # of two normal numbers whose signs have this correlation
+        latent = float(np.sin(np.pi * shared / 2))  # correlation of normals whose signs correlate by `shared`
 
         def share_found(leak: float) -> float:
             draws, times = np.random.default_rng(1), 0
@@ -203,12 +203,12 @@ class _Classifier:
 
 
 def _blocks(total: int, rows: int) -> Iterator[int]:
-    """Parts of a number of draws, with so many rows each, that fit."""
+    """Split a number of draws into blocks; a block of draws with ``rows`` numbers each fits in memory."""
     size = max(_NUMBERS // rows, 1)
     for start in range(0, total, size):
         yield min(size, total - start)
 
 
 def _solve(gram: np.ndarray) -> np.ndarray:
-    # the inverse of the products of columns [P, P], shrunk
+    # regularised inverse of the products of columns [P, P]
     return np.linalg.inv(gram + _PENALTY * np.eye(len(gram)))

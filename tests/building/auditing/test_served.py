@@ -111,7 +111,7 @@ def test_another_process_and_other_data_are_refused_in_one_line(served, folder, 
     copy = shutil.copytree(audit, folder / "copy")
     for arguments, message in (
         (["--data", str(other)], "the data are not those of this audit, or changed since it began"),
-        (["--per-item", "5"], "the settings are not those of this audit (per_item: 2 -> 5)"),
+        (["--per-item", "5"], "the settings differ from those of this audit (per_item: 2 -> 5)"),
         (["--margin", "9"], "margin: expected a number of points above 0 and below 4, found 9"),
         (["--host", "0.0.0.0"], "others than this machine could reach the page"),
     ):
@@ -148,8 +148,8 @@ def test_strangers_are_refused(served):
             assert refused.status_code == status, (headers, refused.text)
             assert "default-src 'none'" in refused.headers["Content-Security-Policy"]
         for body, status, message in (
-            ({"task": shown["task"] + 1}, 409, "not open any more"),
-            ({"task": "1 OR 1=1"}, 409, "not open any more"),
+            ({"task": shown["task"] + 1}, 409, "no longer open"),
+            ({"task": "1 OR 1=1"}, 409, "no longer open"),
             ({"answer": {"fit": "a"}}, 400, "'answer.quality.correctness.a': expected one of 1, 2"),
             ({"answer": answer("a", correctness_a=6)}, 400, "found 6"),
             ({"answer": answer("c")}, 400, "field 'answer.fit': expected one of a, b, unknown"),

@@ -90,7 +90,7 @@ def test_judgements_are_taken_back_one_after_another(tmp_path):
         session.undo("ana")
         shown = session.current("ana")
         assert (shown.done, shown.draft["comment"]) == (1, "=1+cmd")
-        with pytest.raises(ClosedError, match="not open any more"):
+        with pytest.raises(ClosedError, match="no longer open"):
             session.submit("ana", 1, answer("a"))
         again = [judge(session, "ana", comment="new") for _ in range(2)]
         assert again == judged[1:]
@@ -185,10 +185,10 @@ def audited(tmp_path) -> Path:
     [
         ("UPDATE events SET answer = replace(answer, '3', '5') WHERE number = 2", "judgement 2 was changed"),
         ("DELETE FROM events WHERE number = 2", "judgement 2 was changed, added or removed by hand"),
-        ("DELETE FROM events WHERE number = 3", "2 judgements, and not the 3 that were written"),
+        ("DELETE FROM events WHERE number = 3", "2 judgements, expected the 3 that were written"),
         ("UPDATE events SET item = 99 WHERE number = 1", "judgement 1 was changed, added or removed by hand"),
         ("UPDATE items SET shown = replace(shown, 'good', 'bad')", "table items was changed by hand"),
-        ("UPDATE meta SET value = '4' WHERE name = 'events'", "and not the 4 that were written"),
+        ("UPDATE meta SET value = '4' WHERE name = 'events'", "expected the 4 that were written"),
         ("DELETE FROM meta", "table meta was changed by hand"),
         ("UPDATE meta SET value = 'x' WHERE name = 'audit'", "audit.db: of another audit, 'x'"),
         ("DROP TABLE events", "no such table: events"),
@@ -228,7 +228,7 @@ def test_other_files_that_were_changed_are_refused(audited, tmp_path):
         with pytest.raises(DataError, match=r"changed since .* began"):
             work()
     data.unlink()
-    with pytest.warns(PrbWarning, match="the audit goes on with its own copy of the pairs"):
+    with pytest.warns(PrbWarning, match="the audit uses its own copy of the pairs"):
         assert prb.audit_report(audited)["judgements"] == 3
     data.write_text(text)
     (audited / "audit.db").write_bytes(b"no database")
@@ -244,18 +244,18 @@ def test_what_is_no_audit_is_refused(tmp_path):
     four = tmp_path / "four.jsonl"
     four.write_text('{"id": "x", "question": "?", "responses": ["a", "b", "c"], "labels": [1, 0, 0]}')
     for given, message in (
-        ({}, "no audit in it: name the pairs with --data"),
+        ({}, "found no audit: for a new one, name the pairs with --data"),
         ({"data": four}, "comparison 'x': 3 responses; people judge pairs: expected 2"),
         ({"data": pairs, "sample": 4}, "sample: 4 of 3 comparisons"),
-        ({"data": pairs, "gold": pairs}, "stands in the data and in the gold items"),
+        ({"data": pairs, "gold": pairs}, "is both in the data and in the gold items"),
         ({"data": pairs, "per_item": 0}, "per_item: expected 1 or more, found 0"),
-        ({"data": pairs, "lease": 0}, "lease: expected minutes above 0, found 0"),
+        ({"data": pairs, "lease": 0}, "lease: expected a number of minutes above 0, found 0"),
         ({"data": pairs, "annotators": ["a\x00"]}, "field 'name': expected 1 to 60 printable characters"),
     ):
         with pytest.raises(prb.PrbError) as error:
             prb.audit(tmp_path / "a", port=0, **given)
         assert message in str(error.value)
-    with pytest.raises(RunError, match=r"no audit in it: it has no audit\.json"):
+    with pytest.raises(RunError, match=r"found no audit: the folder has no audit\.json"):
         prb.audit_report(tmp_path / "nothing")
     with pytest.raises(RunError, match=r"expected a name that ends in \.jsonl or \.csv"):
         prb.audit_export(tmp_path / "a", out=tmp_path / "x.txt")
