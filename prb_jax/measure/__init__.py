@@ -1,1 +1,1 @@
-"""Figures before and after a run: plans for TPU slices, and benches of this machine."""
+"""Plans for TPU slices, and benchmarks of this machine."""

@@ -1,1 +1,1 @@
-"""`prb bench`: how fast a model scores, trains, loads or ranks on this machine, beside the usual way."""
+"""`prb bench`: how fast a model scores, trains, loads or ranks on this machine, compared with common libraries."""

@@ -1,4 +1,4 @@
-"""The figures of a bench: JSON has them by name, and a table shows those that have a head."""
+"""Figures of a benchmark: JSON has all by name, and tables show those with a head."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 class Figures:
-    """The figures of one result, in their order.
+    """Figures of one result, in order.
 
     Attributes:
-      line: what the terminal shows as soon as the result is there; "" for nothing.
+      line: Line that the terminal shows as soon as the result is ready; "" for none.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Figures:
         self._cells: dict[str, tuple[str, str]] = {}
 
     def add(self, name: str, value: Any, head: str = "", form: str = "{}") -> None:
-        """Add a figure; with a head tables show it, in a form such as "{:,.1f} s", or as "-" where it is None."""
+        """Add a figure; with a head, tables show it in a format such as "{:,.1f} s", or as "-" if it is None."""
         self._values[name] = value
         if head:
             self._cells[name] = (head, "" if value is None else form.format(value))
@@ -38,7 +38,7 @@ class Figures:
         return dict(self._values)
 
     def cell(self, name: str) -> str:
-        """Return what a table shows of a figure; "" where it is None."""
+        """Return a figure's cell in tables; "" if it is None."""
         return self._cells[name][1]
 
     def heads(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class Figures:
 
 
 def bench_table(title: str, results: Sequence[Figures]) -> ResultsTable:
-    """Return a line for each figure that some result has, and a column for each result."""
+    """Return a table with one line per figure that some result has, and one column per result."""
     lines = []
     for name, head in results[0].heads().items():
         cells = [result.cell(name) for result in results]
@@ -57,7 +57,7 @@ def bench_table(title: str, results: Sequence[Figures]) -> ResultsTable:
 
 
 def in_turn(rounds: int, *runs: Callable[[], Any]) -> list[list[Any]]:
-    """Call functions in turn, in each of some rounds, so that all meet the same machine; return the results of each."""
+    """Call functions alternately for some rounds, so all see the same machine load; return the results of each."""
     results = [[run() for run in runs] for _ in range(rounds)]
     return [list(column) for column in zip(*results, strict=True)]
 
@@ -70,5 +70,5 @@ def timed(run: Callable[[], Result]) -> tuple[float, Result]:
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Return the median over rounds of a ratio: what slows a round down slows both sides."""
+    """Return the median of per-round ratios: a slow round slows both sides."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

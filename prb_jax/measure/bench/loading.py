@@ -1,4 +1,4 @@
-"""`prb bench load`: how fast a checkpoint is loaded, beside plain reading of its files, and what memory it takes."""
+"""`prb bench load`: how fast a checkpoint loads, compared with plain reading of its files, and its memory use."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Pass:
 
 
 def bench_loading(options: BenchOptions) -> list[Figures]:
-    """Time loading of a folder or hub id onto a mesh: with its files cached, and where it can be, from the disk.
+    """Time loading of a folder or hub id onto a mesh: with cached files and, if possible, from the disk.
 
     Raises:
-      CheckpointError, MeshError: as :func:`prb_jax.load`.
+      CheckpointError, MeshError: see :func:`prb_jax.load`.
     """
     opened = open_model(options.model, LoadOptions(mesh=options.mesh, dtype=options.dtype))
     folder, config, dtype = opened.folder.path, opened.decoder.config, opened.dtype
@@ -72,7 +72,7 @@ def _round(
     prepare(files)
     plain = timed(lambda: _read_all(files))[0]
     prepare(files)
-    gc.collect()  # the arrays of the pass before
+    gc.collect()  # free the arrays of the previous pass
     before = _restart_peak()
     seconds, loaded = timed(load)
     peak = _status_bytes("VmHWM")
@@ -104,13 +104,13 @@ def _figures(passes: Sequence[_Pass], files: Sequence[Path], *, dtype: str, stat
     add("plain_seconds", plain)
     add("plain_gb_per_second", size / plain / 1e9, "plain GB/s", "{:.2f}")  # one thread, from start to end
     add("ratio", ratio, "of plain", "{:.2f}")
-    # the most beyond before, without the arrays where they are host memory
+    # peak above the start, without the arrays if they are in host memory
     add("peak_bytes_above_shards", above, "host memory above", f"{(above or 0) / 1e6:,.0f} MB")
     return figures
 
 
 def _read_all(files: Sequence[Path]) -> None:
-    """Read them from start to end."""
+    """Read files from start to end."""
     buffer = bytearray(_BLOCK)
     for path in files:
         with open(path, "rb", buffering=0) as file:
@@ -119,15 +119,15 @@ def _read_all(files: Sequence[Path]) -> None:
 
 
 def _drop(files: Sequence[Path]) -> None:
-    """Ask the system to forget what it has cached of them."""
+    """Ask the system to drop these files from its cache."""
     for path in files:
         with open(path, "rb", buffering=0) as file:
-            os.fsync(file.fileno())  # pages that are still to be written would stay
+            os.fsync(file.fileno())  # unwritten pages would stay in the cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _restart_peak() -> int | None:
-    """Memory of this process now, from where its peak counts from here on; None where that cannot be."""
+    """Reset the peak of this process's memory, and return its current memory; None if that is not possible."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
         return _status_bytes("VmRSS")

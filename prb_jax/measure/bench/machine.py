@@ -1,4 +1,4 @@
-"""`prb bench machine`: which devices JAX finds, and the most that one of them reaches in matrix products."""
+"""`prb bench machine`: the devices that JAX finds, and the peak speed of one device in matrix products."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "trl", "vllm")
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of this process, all of one kind."""
+    """Devices of this process, all of one kind."""
 
     platform: str
     kind: str
     count: int
-    memory_bytes: int  # of one device; of the whole machine where the devices are CPUs
+    memory_bytes: int  # of one device; of the whole machine for CPUs
     cores: int
     peak_gflops: dict[str, float]  # of one device, by dtype, accumulated in float32
     versions: dict[str, str | None]
-    torch_device: str | None = None  # that torch computes on, where JAX has a GPU and torch is installed
+    torch_device: str | None = None  # torch's device, if JAX has a GPU and torch is installed
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Machine:
-        """Return the machine that JSON describes, whatever else stands there."""
+        """Return the machine that JSON describes; other fields are ignored."""
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
     @property
     def words(self) -> dict[str, str]:
-        """Memory of a device, peaks and versions in words."""
+        """Memory of a device, peaks and versions as text."""
         peaks = (f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in self.peak_gflops.items())
         installed = (f"{name} {version}" for name, version in self.versions.items() if version)
         return {
@@ -52,7 +52,7 @@ class Machine:
 
 
 def bench_machine() -> Figures:
-    """Return the facts of :func:`this_machine`."""
+    """Return the facts of :func:`this_machine` as figures."""
     machine, figures = this_machine(), Figures()
     words = machine.words
     shown = {
@@ -66,7 +66,7 @@ def bench_machine() -> Figures:
 
 
 def this_machine() -> Machine:
-    """Return the devices and their peak: of CPUs in float32, elsewhere also in bfloat16."""
+    """Return the devices and their peaks: CPUs in float32, other devices also in bfloat16."""
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
@@ -84,7 +84,7 @@ def this_machine() -> Machine:
 
 
 def peak_memory() -> dict[str, Any]:
-    """Return the most bytes that were in use so far: on one device where devices tell, else in this process."""
+    """Return the peak bytes in use so far: on one device if devices report it, else in this process."""
     used = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     if any(used):
         return {"peak_memory_bytes": max(filter(None, used)), "peak_memory_of": "device"}
@@ -101,7 +101,7 @@ def _torch_device() -> str | None:
 
 
 def _processor() -> str:
-    """The name of the processor where the system tells it."""
+    """Return the name of the processor if the system reports it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""The models that are timed: of a folder, or with random weights, without a tokenizer or with one of made-up words."""
+"""Models to time: from a folder or with random weights, without a tokenizer or with made-up words."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _TEMPLATE = (
 
 
 def bench_source(name: str) -> Path | DecoderConfig:
-    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights.
+    """Return the folder of this name, or for random weights the configuration of a ``config.json`` or a shape.
 
     Raises:
-      CheckpointError: the configuration cannot be used.
+      CheckpointError: the configuration is unsupported.
     """
     return read_model(name) if has_no_weights(name) else Path(name)
 
 
 def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> RewardModel:
-    """Return a reward model without a tokenizer: token ids go in."""
+    """Return a reward model without a tokenizer; it scores token ids."""
     config = source if isinstance(source, DecoderConfig) else load_config(source)
     devices, quantize = make_mesh(options.mesh), options.quantize
     check_heads(devices, heads=config.head_counts)
@@ -88,7 +88,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
 
 
 def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy:
-    """Return a policy without a tokenizer: token ids go in, and nobody reads the texts."""
+    """Return a policy without a tokenizer: inputs are token ids, and output texts are empty."""
     if isinstance(source, Path):
         loading = LoadOptions(mesh=options.mesh, dtype=options.dtype, attention=options.attention)
         opened = open_language_model(source, loading)
@@ -115,14 +115,14 @@ def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy
 
 
 def make_model(shape: str, folder: Path, *, policy: bool) -> Path:
-    """Write a model of a named shape with random weights, unless the folder holds it already; return the folder.
+    """Write a model of a named shape with random weights, unless the folder has it already; return the folder.
 
-    It is a reward model, or a policy: a causal language model with an output matrix of its own, so that it does not
-    repeat its last token.
+    It is a reward model, or a policy: a causal language model with a separate output matrix, which keeps it from
+    repeating its last token.
     """
-    if (folder / "config.json").exists():  # written last
+    if (folder / "config.json").exists():  # this file is written last
         return folder
-    for old in folder.glob("model*.safetensors*"):  # of a start that was interrupted
+    for old in folder.glob("model*.safetensors*"):  # left by an interrupted start
         old.unlink()
     raw = shape_config(shape)
     _write_tokenizer(folder, size=raw["vocab_size"])
@@ -138,7 +138,7 @@ def make_model(shape: str, folder: Path, *, policy: bool) -> Path:
 
 
 def _write_tokenizer(folder: Path, *, size: int) -> None:
-    """A short word for every id, so that whatever is drawn is text."""
+    """Write a tokenizer with a short word for every id, so any drawn id is text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -161,7 +161,7 @@ def _write_tokenizer(folder: Path, *, size: int) -> None:
 
 
 def random_texts(tokenizer: Any, *, count: int, tokens: int) -> list[str]:
-    """Return ``count`` texts of about ``tokens`` tokens, of words that are tokens of a transformers tokenizer."""
+    """Return ``count`` texts of about ``tokens`` tokens, made of words in a transformers tokenizer's vocabulary."""
     words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
     random = np.random.default_rng(0)
 

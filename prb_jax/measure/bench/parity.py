@@ -1,7 +1,7 @@
-"""`prb bench parity`: whether this device scores and trains as float32 does, before its speed is believed.
+"""`prb bench parity`: check that this device scores and trains as float32 does, before its speed is measured.
 
-The oracle is a forward in float32 by XLA on the CPU, a conversation at a time: nothing is shared, packed or left to a
-kernel. Beside it stands transformers in float32, where it is asked for and MODEL is a folder.
+The reference is a float32 forward pass by XLA on the CPU, one conversation at a time, without sharing, packing or
+kernels. On request, and if MODEL is a folder, transformers in float32 is compared too.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _PREFIX, _RESPONSE = 300, 40
 _LONGEST = 1024  # tokens of a conversation
 _FLOAT32 = 1e-5
 _OF_PLAIN = 2.0
-"""Times the difference of the dtype itself, that of a conversation at a time, by XLA, on this device."""
+"""Tolerance as a multiple of the dtype's own error, measured on this device by XLA, one conversation at a time."""
 
 
 def bench_parity(options: BenchOptions) -> Figures:
-    """Compare scores and a loss of this device with those of the oracle.
+    """Compare scores, and on request a loss, of this device with the reference.
 
     Raises:
-      CheckpointError, MeshError: the model cannot be loaded, or has no such attention here.
-      RunError: transformers is asked for and MODEL has no weights, or torch is not installed.
+      CheckpointError, MeshError: the model cannot be loaded, or lacks this attention here.
+      RunError: transformers is requested but MODEL has no weights, or torch is not installed.
     """
     source = bench_source(options.model)
     if options.against and not isinstance(source, Path):
@@ -97,12 +97,12 @@ def bench_parity(options: BenchOptions) -> Figures:
 
 
 def _rms(differences: np.ndarray) -> float:
-    """The root of the mean square; NaN where a difference is NaN, which no tolerance allows."""
+    """Return the root mean square; NaN if a difference is NaN, which exceeds every tolerance."""
     return float(np.sqrt(np.mean(np.square(differences, dtype=np.float64))))
 
 
 def _oracle(model: RewardModel) -> RewardModel:
-    """The same weights in float32 on one CPU; on one device of its own where the process has no CPU of JAX."""
+    """Return the model with the same weights in float32 on one CPU, or on one other device if JAX has no CPU."""
     try:
         device = jax.devices("cpu")[0]
     except RuntimeError:
@@ -114,7 +114,7 @@ def _oracle(model: RewardModel) -> RewardModel:
 
 
 def _alone(model: RewardModel, conversations: Sequence[np.ndarray]) -> np.ndarray:
-    """The score of each conversation by the XLA program, in a stream of its own and a batch of its own, of one
+    """Return the score of each conversation by the XLA program, each in a separate stream and batch of one common
     length."""
     trees = [build_tree([ids]) for ids in conversations]
     longest = round_up(max(tree.tokens for tree in trees), BLOCK)

@@ -1,7 +1,7 @@
-"""`prb bench ppo`: how fast a policy is trained on this machine, beside TRL's GRPOTrainer.
+"""`prb bench ppo`: how fast a policy is trained on this machine, compared with TRL's GRPOTrainer.
 
-Ours is `prb ppo` itself, all weights trained by GRPO with the KL in the loss. A step is a rollout (drawing the texts)
-and an update: everything else, the reference, the backward pass and AdamW included. The reward costs nothing: the
+Our side is `prb ppo` itself, training all weights by GRPO with the KL in the loss. A step is a rollout (drawing the
+texts) and an update: everything else, including reference, backward pass and AdamW. The reward costs nothing: the
 length of the text.
 """
 
@@ -35,7 +35,7 @@ _PARTS = ("rollout_seconds", "update_seconds")
 
 @dataclass(frozen=True)
 class _Length:
-    """The reward. It is asked once a step, and then the rival makes a step too, so that both meet the same machine."""
+    """The reward. It is called once per step, and the rival also runs a step then: both see the same machine load."""
 
     between: Callable[[], None]
 
@@ -50,7 +50,7 @@ class _Length:
 
 
 def bench_policy(options: BenchOptions) -> Figures:
-    """Time steps of ours and, where asked for, of TRL, in turn.
+    """Time steps of ours and, on request, of TRL, alternating.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -65,7 +65,7 @@ def bench_policy(options: BenchOptions) -> Figures:
         algorithm="grpo",
         tuning="full",
         steps=options.rounds + 1,
-        dtype=chosen,  # pyright: ignore[reportArgumentType] - checked when it was opened
+        dtype=chosen,  # pyright: ignore[reportArgumentType] - checked on opening
         mesh=options.mesh,
         attention=options.attention,  # pyright: ignore[reportArgumentType]
         profile_posts=0,
@@ -105,7 +105,7 @@ def bench_policy(options: BenchOptions) -> Figures:
     add("samples", samples)
     add("new_tokens", options.new_tokens)
     add("prompt_tokens", float(np.mean(sizes)), "prompt tokens", "{:,.0f}")
-    add("length", length, "rollout tokens", f"{{:,.1f}} of {options.new_tokens:,}")  # it may end by itself
+    add("length", length, "rollout tokens", f"{{:,.1f}} of {options.new_tokens:,}")  # a rollout may end early
     add("rollout_seconds", middle["rollout_seconds"], "rollout s", "{:.2f}")
     add("update_seconds", middle["update_seconds"], "update s", "{:.2f}")
     compiling = max(0.0, sum(first[name] for name in _PARTS) - middle["step"])
@@ -120,6 +120,6 @@ def bench_policy(options: BenchOptions) -> Figures:
 
 
 def _seconds(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Of rollouts, of updates and of whole steps."""
+    """Return the seconds of rollouts, of updates and of whole steps."""
     parts = {name: [step[name] for step in steps] for name in _PARTS}
     return {**parts, "step": [sum(step[name] for name in _PARTS) for step in steps]}

@@ -1,4 +1,4 @@
-"""`prb bench rank`: how fast an encoder ranks profiles, beside the usual way of one question at a time."""
+"""`prb bench rank`: how fast an encoder ranks profiles, compared with transformers, one question at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.study.retrieval.rank_profiles import Query, rank_by_similarity, read_queries
 
-AGAINST_USERS = 2  # users that the usual way ranks a round, where it is not said
+AGAINST_USERS = 2  # default number of users that transformers ranks per round
 
 
 def bench_ranking(options: BenchOptions) -> Figures:
-    """Time rankings of ours and, where asked for, of transformers, in turn.
+    """Time rankings of ours and, on request, of transformers, alternating.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
-      DataError: no user has a profile, or fewer than are asked for.
+      DataError: no user has a profile, or fewer users than requested have one.
       RunError: torch is not installed.
     """
     queries = _first_of_each_user(options.data, options.users)
     users, asked = len(queries), options.against_users
     if asked is not None and asked > users:
-        raise DataError(f"against_users {asked}: more than the {users} users that are ranked")
+        raise DataError(f"against_users {asked}: expected at most {users}, the users that are ranked")
     folder = locate(options.model)
     encoder = load_text_encoder(options.model, mesh=options.mesh, dtype=options.dtype)
     rival = None
@@ -53,7 +53,7 @@ def bench_ranking(options: BenchOptions) -> Figures:
         rates = [run.posts / run.seconds for run in theirs]
         rate = statistics.median(rates)
         speed = median_ratio([posts / seconds_of_pass for seconds_of_pass in passes], rates)
-        # A user may have had a turn in several rounds, where everything is as before.
+        # A user may be ranked in several rounds, always with the same result.
         by_user = {
             place: pair
             for places, run in zip(picked, theirs, strict=True)
@@ -66,9 +66,9 @@ def bench_ranking(options: BenchOptions) -> Figures:
         swap = max(largest_swap(ours[place], scores) for place, (_, scores) in by_user.items())
     figures = Figures()
     add = figures.add
-    add("dtype", encoder.dtype, "dtype")  # of our side; the usual way is computed in float32
+    add("dtype", encoder.dtype, "dtype")  # of our side; transformers computes in float32
     add("users", users, "users")
-    add("posts", posts, "posts", "{:,}")  # each time that it is in a profile
+    add("posts", posts, "posts", "{:,}")  # counted in every profile that contains it
     add("texts", ranking.texts, "distinct texts", "{:,}")
     add("users_per_second", users / seconds, "users/s", "{:.3f}")
     add("posts_per_second", posts / seconds, "posts/s", "{:.1f}")
@@ -87,11 +87,11 @@ def bench_ranking(options: BenchOptions) -> Figures:
 
 
 def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
-    """How much higher a score is than one that stands before it in this order, at most; 0 where none is.
+    """Return the largest excess of a score over an earlier one in this order; 0 if the order is correct.
 
     Args:
-      order: positions of ``scores``, at least one.
-      scores: float [posts].
+      order: Positions of ``scores``, at least one.
+      scores: Scores, float [posts].
     """
     ordered = scores[list(order)]
     return float((ordered - np.minimum.accumulate(ordered)).max())
@@ -103,10 +103,10 @@ def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:
     for number, (row, query) in enumerate(zip(rows, queries, strict=True)):
         if query.posts:
             user = row.value.get("user_id")
-            # A name is a text, a place a number: they never meet.
+            # Names are texts, places numbers: they never collide.
             by_user.setdefault(number if user is None else user, query)
     if not by_user:
         raise DataError(f"{data}: no comparison has a profile to rank")
     if users is not None and users > len(by_user):
-        raise DataError(f"{data}: {len(by_user)} users have a profile, and {users} are asked for")
+        raise DataError(f"{data}: {len(by_user)} users have a profile, expected {users} or more")
     return list(by_user.values())[:users]

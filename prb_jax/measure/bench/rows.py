@@ -1,4 +1,4 @@
-"""The rows of `prb bench all`: which commands of `prb bench` measure a machine, the most important first."""
+"""Rows of `prb bench all`: the commands of `prb bench` that measure a machine, most important first."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WEIGHTS = {
 # Mixtures of experts: weights that a token goes through, and all.
 _MIXTURES = {"qwen3-110m-a40m": (0.04e9, 0.11e9), "qwen3-30b-a3b": (3.3e9, 30.5e9)}
 _SMALLEST_TRAINED = "qwen3-0.6b"
-_QUESTIONS = 15  # of a whole user
+_QUESTIONS = 15  # questions of one user
 _START = 25.0  # seconds until a command is ready to measure, compiling included
-_REACHED = 0.5  # of the peak, for an estimate of what a row takes
-_ATTENTION = 1.4  # all FLOPs over those of the matrices
-_BYTES_OF = {"score": 3, "lora": 5, "full": 24}  # of a weight, with room for activations
+_REACHED = 0.5  # assumed share of the peak, for time estimates
+_ATTENTION = 1.4  # all FLOPs over matrix FLOPs
+_BYTES_OF = {"score": 3, "lora": 5, "full": 24}  # bytes per weight, with room for activations
 _TIMES_OF_RIVAL = {"transformers": 4.0, "transformers-cached": 3.0, "trl": 6.0, "vllm": 2.0}
 _NEEDED = {
     "transformers": ("torch", "transformers"),
@@ -31,7 +31,7 @@ _NEEDED = {
     "trl": ("torch", "transformers", "trl"),
     "vllm": ("vllm",),
 }
-"""The packages of a rival."""
+"""Packages that each rival requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +41,19 @@ class BenchRow:
     id: str
     verb: str
     model: str
-    # of the command, and their values; True for a flag without one
+    # flags of the command, and their values; True for a flag without a value
     flags: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = _START  # how long it takes, about
-    needs: str | None = None  # the id of the row that must have found the same scores as float32
-    # what kind of folder must be made of the shape; None where random weights will do
+    seconds: float = _START  # estimated duration
+    needs: str | None = None  # id of the row that must have confirmed float32 scores
+    # kind of model folder to make of the shape; None if random weights suffice
     weights: Literal["reward", "policy"] | None = None
-    rival: Rival | None = None  # what it is compared with; `absent` is why there is no such comparison here
+    rival: Rival | None = None  # library to compare with; `absent` is the reason for no comparison
     absent: str | None = None
-    only_beside: bool = False  # whether the row has no meaning without it
+    only_beside: bool = False  # the row is meaningless without the rival
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def words(self, model: str, *, rival: bool = True) -> list[str]:
-        """Return the words of the command behind `prb bench`, with or without its comparison."""
+        """Return the words of the command after `prb bench`, with or without its comparison."""
         words = [self.verb, model]
         for flag, value in self.flags.items():
             values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -61,22 +61,22 @@ class BenchRow:
         return [*words, *(["--against", self.rival] if rival and self.rival else [])]
 
     def command(self, words: Sequence[str]) -> str:
-        """Return a command line that a shell takes."""
+        """Return a command line for a shell."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*variables, "prb", "bench", *map(shlex.quote, words)])
 
 
 def missing_rivals(machine: Machine) -> dict[str, str]:
-    """Return why other libraries cannot be measured beside ours on a machine, by rival; those that can are left out."""
+    """Return the rivals that cannot run on a machine, each with the reason."""
     missing = {}
     for rival, packages in _NEEDED.items():
         absent = [name for name in packages if machine.versions.get(name) is None]
         if absent:
             missing[rival] = f"{' and '.join(absent)} not installed"
         elif machine.platform not in ("cpu", "gpu"):
-            missing[rival] = f"torch has no {machine.platform} here"
+            missing[rival] = f"torch does not support {machine.platform} here"
         elif machine.torch_device not in (None, "cuda") and machine.platform == "gpu":
-            missing[rival] = "the torch that is installed sees no GPU"
+            missing[rival] = "the installed torch sees no GPU"
     return missing
 
 
@@ -88,9 +88,9 @@ def plan_rows(
     prefix_tokens: int = 2000,
     response_tokens: int = 130,
 ) -> list[BenchRow]:
-    """Return the rows for a machine without some rivals, those of importance first; what a row needs comes before it.
+    """Return the rows for a machine, most important first; a row comes after the row that it needs.
 
-    A model stands in the place of the shapes that the memory allows.
+    ``missing`` are rivals that cannot run; ``model`` replaces the shapes that the memory allows.
     """
     on_cpu = machine.platform == "cpu"
     plan = _Plan(machine, missing, model, prefix_tokens, response_tokens)
@@ -99,7 +99,7 @@ def plan_rows(
         pairs = {2: 24, 16: 8, 64: 2}
     else:
         scored, tuned = plan.largest("score"), plan.largest("lora")
-        # TRL's weights and moments lie beside ours.
+        # TRL's weights and moments are in memory beside ours.
         trained, acted = plan.largest("full"), plan.shape(_SMALLEST_TRAINED)
         pairs = {count: size * machine.count for count, size in {2: 32, 16: 8, 64: 4}.items()}
     plan.parity("auto")
@@ -139,7 +139,7 @@ def plan_rows(
 
 
 class _Plan:
-    """The rows so far, and what they have in common."""
+    """The rows so far, and their common settings."""
 
     def __init__(
         self, machine: Machine, missing: Mapping[str, str], model: str | None, prefix: int, response: int
@@ -153,11 +153,11 @@ class _Plan:
         self.rows: list[BenchRow] = []
 
     def shape(self, name: str) -> str:
-        """The model that was asked for, else this one."""
+        """Return the requested model, else this shape."""
         return self.model or name
 
     def largest(self, use: str) -> str:
-        """The largest shape that all devices together hold for a use."""
+        """Return the largest shape that fits on all devices together for a use."""
         memory = self.machine.memory_bytes * self.machine.count
         fitting = [name for name, size in _WEIGHTS.items() if size * _BYTES_OF[use] <= memory]
         return self.shape(fitting[-1] if fitting else "qwen3-40m")
@@ -191,7 +191,7 @@ class _Plan:
         mixture: bool = False,
         **more: Any,
     ) -> None:
-        """Scoring of comparisons."""
+        """Add a row that scores comparisons."""
         questions = {"questions-per-user": _QUESTIONS} if users else {}
         flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **self.lengths}
         flags |= ({} if attention == "auto" else {"attention": attention}) | {"rounds": self.rounds}
@@ -212,7 +212,7 @@ class _Plan:
         mixture: bool = False,
         **more: Any,
     ) -> None:
-        """Steps of training."""
+        """Add a row that runs training steps."""
         questions = {"questions-per-user": users} if users > 1 else {}
         flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs, **questions, **self.lengths}
         flags |= {} if attention == "auto" else {"attention": attention}
@@ -222,16 +222,16 @@ class _Plan:
         self._add(name, "train", model, flags, work=work, needs=needs, **more)
 
     def sample(self, name: str, model: str, samples: int) -> None:
-        """Texts of a policy."""
+        """Add a row that draws texts of a policy."""
         prompts, new = 4, 128
         flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
         flags |= {"new-tokens": min(new, 4 * self.response), "rounds": self.rounds}
-        # A token that is drawn costs more than its FLOPs.
+        # Drawing a token costs more than its FLOPs.
         work = prompts * (self.prefix + 4 * samples * new)
         self._add(name, "sample", model, flags, rival="transformers", work=work, needs=self.scores_agree)
 
     def serve(self, name: str, model: str) -> None:
-        """The server under clients."""
+        """Add a row that loads the server with clients."""
         clients, seconds = (8, 15) if self.on_cpu else (256, 30)
         prefix = min(self.prefix, 500) if self.on_cpu else self.prefix
         flags = {"dtype": self.dtype, "clients": clients, "seconds": seconds}
@@ -240,7 +240,7 @@ class _Plan:
         self._add(name, "serve", model, flags, work=work, weights="reward", needs=self.scores_agree)
 
     def ppo(self, name: str, model: str) -> None:
-        """Training of a policy."""
+        """Add a row that trains a policy."""
         prompts, samples, new = 2, 8, min(128, 4 * self.response)
         flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
         flags |= {"new-tokens": new, "rounds": self.rounds}
@@ -260,7 +260,7 @@ class _Plan:
         only_beside: bool = False,
         **more: Any,
     ) -> None:
-        """Add a row; `work` is the number of tokens of a pass forward."""
+        """Add a row; `work` is the number of tokens of a forward pass."""
         absent = None if rival is None else self.missing.get(rival)
         beside = None if absent and not only_beside else rival
         passes = 1 + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))

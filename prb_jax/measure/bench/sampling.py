@@ -1,5 +1,5 @@
-"""`prb bench sample`, how fast a policy draws texts beside `generate` of transformers; and `prb bench guide`, what a
-guided token costs beside a token of the policy alone and of the reward model alone."""
+"""`prb bench sample`: speed of a policy that draws texts, compared with `generate` of transformers. `prb bench guide`:
+cost of a guided token, compared with a token of the policy and of the reward model separately."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ READOUT = "logit"
 
 
 def bench_sampling(options: BenchOptions) -> Figures:
-    """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
+    """Time passes of ours and, on request, of transformers, alternating; every sample has ``new_tokens`` tokens.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -101,12 +101,12 @@ def bench_sampling(options: BenchOptions) -> Figures:
     add("new_tokens", new, "new tokens", "{:,}")
     size = sum(map(len, given))
     add("prompt_tokens", size, "prompt tokens", f"{size / prompts:,.0f}")
-    add("tokens_per_second", tokens / seconds, "tokens/s", "{:,.1f}")  # reading the prompts included
+    add("tokens_per_second", tokens / seconds, "tokens/s", "{:,.1f}")  # includes reading the prompts
     add("compile_seconds", max(0.0, first - seconds), "compile s", "{:.1f}")
     add("against_prompts", count)
     add("against_tokens_per_second", rate, "transformers tokens/s", "{:,.1f}")
     add("speedup", speed, "speed-up", "{:.2f}x")
-    add("equal_tokens", equal, "equal tokens", "{:.1%}")  # of greedy texts, up to the first difference
+    add("equal_tokens", equal, "equal tokens", "{:.1%}")  # share of greedy texts before the first difference
     return figures
 
 
@@ -119,7 +119,7 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
 
 
 def bench_guidance(options: BenchOptions) -> Figures:
-    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before.
+    """Time the token loops of the policy, of the reward model and of both, alternating; prompts are read before.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -167,7 +167,7 @@ def bench_guidance(options: BenchOptions) -> Figures:
         behind = caches.empty(options.prompt_tokens)[1]
         return _seconds(lambda: read_alone(judge, before, behind))
 
-    in_turn(1, of_policy, of_reward, of_both)  # compiles
+    in_turn(1, of_policy, of_reward, of_both)  # compile all
     times = in_turn(options.rounds, of_policy, of_reward, of_both)
     alone, judged, guided = (1000 * statistics.median(seconds) / new for seconds in times)
     ratio = median_ratio(times[2], [one + two for one, two in zip(times[0], times[1], strict=True)])
@@ -179,7 +179,7 @@ def bench_guidance(options: BenchOptions) -> Figures:
     add("new_tokens", new)
     add("candidates", options.candidates, "candidates")
     add("policy_ms", alone, "policy ms/token", "{:.2f}")
-    add("reward_ms", judged, "reward model ms/token", "{:.2f}")  # that reads one token a text
+    add("reward_ms", judged, "reward model ms/token", "{:.2f}")  # reads one token per text
     add("guided_ms", guided, "guided ms/token", "{:.2f}")
     add("ratio", ratio, "guided / (policy + reward model)", "{:.2f}")
     return figures
@@ -190,7 +190,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _reward_loop(reward: Program, count: int) -> Callable[[Params, PrefixCache, SuffixCache], jax.Array]:
-    """A jitted loop in which the reward model reads a token of each text, and gives its reward."""
+    """Return a jitted loop in which the reward model reads one token of each text, and returns its reward."""
 
     def loop(params: Params, prefix: PrefixCache, suffix: SuffixCache) -> jax.Array:
         layers = reward.layers(params)

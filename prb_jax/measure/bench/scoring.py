@@ -1,4 +1,4 @@
-"""`prb bench score`: how fast a model scores on this machine, beside the usual way of padded batches.
+"""`prb bench score`: how fast a model scores on this machine, compared with padded batches and other libraries.
 
 Our side is the scorer of `prb evaluate`, fed with token ids.
 """
@@ -43,21 +43,21 @@ class TreePass:
 
     seconds: float
     padded_tokens: int
-    # of those computed, without padding; a beginning that several trees share counts once where it is
-    # computed once
+    # tokens computed, without padding; a beginning shared by several trees counts once if it is computed
+    # once
     needed_tokens: int
-    flops: float  # of these tokens, on paper
-    compiles: int  # programs the scorer holds after the pass, less those before it
+    flops: float  # analytic, of these tokens
+    compiles: int  # programs that this pass compiled
     scores: list[np.ndarray]
 
 
 def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
-    """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
+    """Score all trees through the pipeline of :meth:`RewardModel.stream`."""
     padded = needed = 0
     flops = 0.0
     program = cast(Any, model.score_fn)
     before = program._cache_size()
-    counting = threading.Lock()  # batches run side by side
+    counting = threading.Lock()  # batches run concurrently
 
     def dispatch(batch: Any) -> jax.Array:
         nonlocal padded, flops
@@ -66,7 +66,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
             flops += stream_flops(batch, model.decoder)
         return model.dispatch(batch)
 
-    # The stream asks only for the comparisons' number and hands them to `encode`: trees will do.
+    # The stream only counts the comparisons and passes them to `encode`, so trees work too.
     stream = stream_scores(
         cast(Sequence[Comparison], workload.trees),
         encode=lambda trees: list(cast(Sequence[Tree], trees)),
@@ -84,13 +84,13 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
 
 
 def bench_scoring(options: BenchOptions) -> Iterator[Figures]:
-    """Time passes of ours and, where asked for, of another way, in turn.
+    """Time passes of ours and, on request, of another library, alternating.
 
     Yields:
-      A result for each of `responses` and `questions_per_user`.
+      One result per entry of `responses` and `questions_per_user`.
 
     Raises:
-      RunError: fewer pairs than one user has questions.
+      RunError: there are fewer pairs than one user has questions.
     """
     sizes = list(itertools.product(options.responses, options.questions_per_user))
     counts = [
@@ -119,9 +119,9 @@ def _open_rival(source: Path | DecoderConfig, model: RewardModel, options: Bench
 
 @dataclass(frozen=True)
 class _Rival:
-    """How another way scores a workload, the conversations of which are in `order`.
+    """Another library's scorer on a workload, with its conversations in `order`.
 
-    Scores can be compared where it has the same weights; by person it is timed where people have several questions.
+    Scores are comparable if the weights are the same. If people have several questions, it is also timed by person.
     """
 
     same_weights: bool
@@ -134,12 +134,12 @@ def _rival(scorer: Any, workload: Workload, options: BenchOptions) -> _Rival:
     if isinstance(scorer, CachedScorer):
         trees, questions = workload.trees, workload.questions_per_user
         people = trees_of_people(trees, questions)
-        scorer.run([build_tree([trees[0].sequence(0)[:64]])])  # starts its threads
+        scorer.run([build_tree([trees[0].sequence(0)[:64]])])  # start its threads
         order = [tree.sequence(k) for tree in trees for k in range(len(tree.responses))]
         by_person = (lambda: scorer.run(people)) if questions > 1 else None
         return _Rival(scorer.same_weights, order, lambda: scorer.run(trees), by_person)
     batches = padded_batches(workload.trees)[: max(1, options.against_sequences // BATCH)]
-    scorer.run([[ids[:64] for ids in batches[0]]])  # starts its threads
+    scorer.run([[ids[:64] for ids in batches[0]]])  # start its threads
     return _Rival(
         scorer.same_weights, [ids for batch in batches for ids in batch], lambda: scorer.run(batches)
     )
@@ -156,7 +156,7 @@ def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOp
     passes, *others = in_turn(options.rounds, *runs)
     trees, rates = len(workload.trees), [len(workload.trees) / one.seconds for one in passes]
     seconds = statistics.median(one.seconds for one in passes)
-    # Comparisons a second, had it scored every response of the workload at this rate.
+    # Comparisons per second if the rival scored every response of the workload at this rate.
     per_tree = workload.responses / trees
     theirs = [run.sequences / run.seconds / per_tree for run in others[0]] if others else []
     people = [trees / run.seconds for run in others[1]] if len(others) > 1 else []
@@ -176,12 +176,12 @@ def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOp
     add("trees", trees)
     add("responses", workload.responses)
     add("pairs_per_second", trees / seconds, "comparisons/s", "{:.2f}")
-    # what is shared counts once
+    # shared tokens count once
     add("tokens_per_second", cold.needed_tokens / seconds, "tokens/s", "{:,.0f}")
     add("padding_waste", 1 - cold.needed_tokens / cold.padded_tokens, "padding", "{:.0%}")
     add("compiles", cold.compiles, "compiles")
     add("compile_seconds", max(0.0, whole - seconds), "compile s", "{:.1f}")
-    share = cold.flops / seconds / peak / model.mesh.size  # without padding, of the peak of the dtype
+    share = cold.flops / seconds / peak / model.mesh.size  # without padding, relative to the dtype's peak
     add("peak_share", share, "of matmul peak", f"{{:.0%}} of {peak / 1e9:,.0f} GFLOP/s")
     add("peak_gflops", peak / 1e9)
     beside = statistics.median(theirs) if theirs else None
@@ -196,15 +196,15 @@ def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOp
     add("against_people_pairs_per_second", statistics.median(people) if people else None)
     add("people_speedup", people_speed, "speed-up, person by person", "{:.2f}x")
     figures.line = f"{form}, {workload.name}: {trees / seconds:.2f} comparisons/s"
-    figures.line += "" if speed is None else f", {speed:.2f}x of the other way"
-    figures.line += "" if people_speed is None else f", {people_speed:.2f}x of it person by person"
+    figures.line += "" if speed is None else f", {speed:.2f}x of the rival"
+    figures.line += "" if people_speed is None else f", {people_speed:.2f}x of the rival, person by person"
     return figures
 
 
 def _largest_difference(
     workload: Workload, scores: Sequence[np.ndarray], order: Sequence[np.ndarray], theirs: np.ndarray
 ) -> float:
-    """Over the conversations that both sides scored."""
+    """Return the largest difference over the conversations that both sides scored."""
     ours = {
         tree.sequence(k).tobytes(): score
         for tree, row in zip(workload.trees, scores, strict=True)

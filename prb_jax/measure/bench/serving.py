@@ -1,4 +1,4 @@
-"""Time `prb serve` under many clients at once, beside the scorer of `prb evaluate` on the same conversations."""
+"""Time `prb serve` under many concurrent clients, compared with the scorer of `prb evaluate` on the same texts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def bench_serving(options: BenchOptions) -> Figures:
     add("order", options.order, "order")
     add("clients", clients, "clients", "{:,}")
     add("requests", len(traffic.delays), "requests (a pair each)", "{:,}")
-    add("lost", traffic.lost, "lost")  # requests without an answer of status 200
+    add("lost", traffic.lost, "lost")  # requests without a response of status 200
     add("seconds", took)
     add("scores_per_second", rate, "scores/s", "{:,.1f}")
     ratio = f"{{:,.1f}} ({rate / alone:.2f})"  # of prb evaluate, and the server's share of it
@@ -92,7 +92,9 @@ def bench_serving(options: BenchOptions) -> Figures:
     add("tokens_needed", offline.needed_tokens, "by the offline scorer", "{:,}")
     add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from a request to its answer
     add("p99_seconds", float(np.quantile(delays, 0.99)), "p99", "{:.3f} s")
-    add("max_difference", traffic.max_difference, "largest difference", "{:.1e}")  # of a score, to offline
+    add(
+        "max_difference", traffic.max_difference, "largest difference", "{:.1e}"
+    )  # of a score, from the offline score
     return figures
 
 
@@ -118,7 +120,7 @@ def _counted(port: int, name: str) -> float:
 
 
 class _Traffic:
-    """Many clients of one server, and what became of their requests."""
+    """Concurrent clients of one server, and the results of their requests."""
 
     def __init__(
         self, port: int, bodies: Sequence[bytes], expected: Sequence[np.ndarray], order: Sequence[int]
@@ -149,11 +151,11 @@ class _Traffic:
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> np.ndarray:
-    """The scores of a pair.
+    """Return the scores of a pair.
 
     Raises:
-      OSError, EOFError: the connection is gone.
-      ValueError: another status than 200.
+      OSError, EOFError: the connection is lost.
+      ValueError: the status is not 200.
     """
     head = "POST /pooling HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"

@@ -1,6 +1,6 @@
-"""`prb bench all`: every row of a machine's plan, each by a command of its own, kept in one `bench.json`.
+"""`prb bench all`: run each row of a machine's plan as a separate command, and collect the results in `bench.json`.
 
-A row that is measured is never measured again; what failed or did not fit is tried again by the same command. Other
+Measured rows are never measured again; the same command retries rows that failed or had no time. Other
 devices or versions are another measurement, which needs another folder.
 """
 
@@ -28,13 +28,13 @@ from prb_jax.runs import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 
 FAILED, UNPROVED, LEFT_OUT = "failed", "no parity", "not measured"
-"""States of rows without figures: an error; not run, as scores differ from float32; no time, or nothing beside."""
+"""Status of rows without figures: an error; not run because scores differ from float32; no time or no rival."""
 
 _LEAST_SECONDS = 30.0
 
 
 class TimeIsOver(Exception):
-    """A command took longer than it was allowed to."""
+    """A command exceeded its time limit."""
 
 
 def bench_all(
@@ -52,21 +52,21 @@ def bench_all(
     """Measure a machine, and write `bench.json`, `bench.md` and `bench.html` to a folder.
 
     Args:
-      out: the folder; a measurement of the same machine, versions and arguments that it holds is continued.
-      minutes: within which rows are begun, the most important first; a row that would not end in time is left out.
-      rows: ids of the rows to measure, with what they need; all if there are none.
-      model: a folder or shape in the place of those that the memory allows.
-      prefix_tokens, response_tokens: mean lengths of texts.
-      runner: runs a command, as `run_command` does in a process of its own, which is used if none is given.
-      clock: seconds.
-      say: called with a line before a row is measured, and with one after each row.
+      out: Folder; a measurement with the same machine, versions and arguments is continued.
+      minutes: Time for starting rows, most important first; rows that would end later are left out.
+      rows: Ids of the rows to measure, with the rows that they need; default: all.
+      model: Folder or shape in place of the shapes that the memory allows.
+      prefix_tokens, response_tokens: Mean lengths of texts.
+      runner: Runs a command; default: `run_command`, in a separate process.
+      clock: Returns seconds.
+      say: Called with a line before and after each measured row.
 
     Returns:
-      What `bench.json` holds.
+      Contents of `bench.json`.
 
     Raises:
-      RunError: the folder holds something else, another machine or other versions (each difference is named); an
-        unknown row; or the devices cannot be found.
+      RunError: the folder has something else, another machine or other versions (the message names each difference); a
+        row is unknown; or no devices are found.
     """
     folder, run, begun = Path(out), runner or run_command, clock()
     with held_folder(folder):
@@ -105,20 +105,20 @@ def bench_all(
 
 
 def failures(bench: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the rows that failed, or whose scores are not those of float32."""
+    """Return the ids of the rows that failed, or that were not run because scores differ from float32."""
     return [row["id"] for row in bench["rows"] if row["status"] in (FAILED, UNPROVED)]
 
 
 def run_command(
     words: Sequence[str], *, environment: Mapping[str, str], seconds: float, log: Path
 ) -> list[dict[str, Any]]:
-    """Run a command of `prb bench` as a process, and return the results that it writes as JSON.
+    """Run a command of `prb bench` as a process, and return its JSON results.
 
-    What it prints is kept in a file.
+    Its output is kept in the file ``log``.
 
     Raises:
-      RunError: with the message of a command that fails.
-      TimeIsOver: the command took longer than so many seconds.
+      RunError: the command failed; with its message.
+      TimeIsOver: the command took longer than ``seconds``.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     results = log.with_suffix(".json")
@@ -140,12 +140,14 @@ def run_command(
 
 
 def _chosen(plan: Sequence[BenchRow], names: Iterable[str]) -> set[str]:
-    """The ids of the rows asked for, and of what they need."""
+    """Return the ids of the requested rows, and of the rows that they need."""
     known = {row.id: row for row in plan}
     names = list(names)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise RunError(f"--rows: no row {', '.join(unknown)} on this machine; there are {', '.join(known)}")
+        raise RunError(
+            f"--rows: unknown row {', '.join(unknown)} on this machine; expected {', '.join(known)}"
+        )
     rows = [known[name] for name in names] or plan
     return {name for row in rows for name in (row.id, row.needs) if name is not None}
 
@@ -159,7 +161,7 @@ def _measure(
     left: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A row of `bench.json`."""
+    """Run a row, and return its record for `bench.json`."""
     made = row.weights is not None and row.model in SHAPES
     model = str(folder / "models" / f"{row.model}-{row.weights}") if made else row.model
     words = row.words(model)
@@ -172,7 +174,7 @@ def _measure(
     if row.only_beside and row.absent:
         return record | {"status": LEFT_OUT, "message": row.absent}
     if row.seconds > left:
-        text = f"it takes about {row.seconds:,.0f} s, and {max(0.0, left):,.0f} s of --minutes were left"
+        text = f"it takes about {row.seconds:,.0f} s, but only {max(0.0, left):,.0f} s of --minutes were left"
         return record | {"status": LEFT_OUT, "message": text}
     say(f"{row.id}: about {row.seconds:,.0f} s ...")
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""What `prb bench all` and `prb bench compare` show: a page, a table in Markdown, ratios of two machines."""
+"""Output of `prb bench all` and `prb bench compare`: a page, a table in Markdown, ratios of two machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prb_jax.runs.kind import RunKind
 
 BENCH = "bench.json"
 KIND = RunKind("prb_jax bench", "prb bench all", file=BENCH)
-MEASURED = "measured"  # the state of a row whose figures are there
+MEASURED = "measured"  # status of a row with figures
 
 _HEADS = ("row", "model", "dtype, attention", "rate", "of the peak", "beside", "ratio", "memory")
 _SECONDS = ("rollout_seconds", "update_seconds")
@@ -47,7 +47,7 @@ class _Machine(TypedDict):
 
 
 class _Bench(TypedDict):
-    """What `prb bench compare` reads of ``bench.json``."""
+    """Fields of ``bench.json`` that `prb bench compare` reads."""
 
     kind: Literal["prb_jax bench"]
     inputs: dict[str, Any]
@@ -60,10 +60,10 @@ class BenchComparison:
     """Two machines, row by row."""
 
     names: tuple[str, str]
-    # (id, unit, rate of the first, rate of the second), measured alike by both
+    # (id, unit, rate of the first, rate of the second), both measured in the same way
     rows: Sequence[tuple[str, str, float, float]]
-    refused: Mapping[str, str]  # ids with why their rates are not compared
-    # what else differs between the two, versions among it, by name, with both values
+    refused: Mapping[str, str]  # by id, the reason why rates are not compared
+    # other differences between the two, e.g. versions, by name, with both values
     differing: Mapping[str, tuple[str, str]]
 
     def __rich__(self) -> Any:
@@ -76,7 +76,7 @@ class BenchComparison:
 
 
 def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return how fast a row of `bench.json` was, more is faster, and in which unit; None where it has no speed."""
+    """Return the speed of a row of `bench.json` (more is faster) and its unit; None if it has no speed."""
     result = row["result"] or {}
     if row["verb"] == "ppo":
         seconds = sum(result.get(name, 0.0) for name in _SECONDS)
@@ -91,7 +91,7 @@ def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
 
 
 def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
-    """Compare what two machines measured, by the files of `prb bench all` or their folders.
+    """Compare the measurements of two machines, from files of `prb bench all` or their folders.
 
     Raises:
       RunError: one of them is not a file of `prb bench all`, or no row is comparable.
@@ -123,7 +123,7 @@ def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
 
 
 def write_pages(folder: Path, bench: Mapping[str, Any]) -> None:
-    """Write `bench.md` and `bench.html`; RunError where they cannot be written."""
+    """Write `bench.md` and `bench.html`; raise RunError if they cannot be written."""
     page = render_page([_chapter(bench)], title="prb bench all")
     write_file(folder / "bench.md", _markdown(bench).encode())
     write_file(folder / "bench.html", page.encode())
@@ -138,13 +138,13 @@ def _read(place: str | Path) -> dict[str, Any]:
 
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides how much a row computes; not how often it was measured."""
+    """Return the fields that decide how much a row computes, without the number of rounds."""
     flags = {key: value for key, value in row["flags"].items() if key != "rounds"}
     return {"model": Path(row["model"]).name, **flags}
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    """The cells of :data:`_HEADS`."""
+    """Return the cells of :data:`_HEADS`."""
     result, (speed, unit) = row["result"] or {}, rate(row)
     if row["verb"] == "parity" and result:
         agrees = "as float32" if result["agrees"] else "NOT as float32"
@@ -194,9 +194,9 @@ def _chapter(bench: Mapping[str, Any]) -> Chapter:
         numbers = (None, None, None, rate(row)[0], *[None] * 4)
         rows.append([Cell(*pair) for pair in zip(_cells(row), numbers, strict=True)])
     note = (
-        "Scores were compared with float32 before; a row without this has no speed. Ratio: how much faster than what "
-        "stands beside. The share counts padding as waste. Memory: the most that was in use, of one device or of "
-        "the process, what stands beside included."
+        "Scores were compared with float32 first; a row that failed this has no speed. Ratio: speed relative to the "
+        "column beside it. The peak share counts padding as waste. Memory: peak use of one device or of "
+        "the process, including the library beside it."
     )
     commands = "\n".join(f"{row['id']}: {row['command']}" for row in bench["rows"])
     return Chapter(

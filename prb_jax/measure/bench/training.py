@@ -1,8 +1,8 @@
-"""`prb bench train`: how fast a model is trained on this machine, beside the usual way of training.
+"""`prb bench train`: how fast a model is trained on this machine, compared with TRL.
 
-A step is a forward and a backward pass over all pairs of the workload and one update by AdamW of all
-weights, of adapters or of the head: float32 weights that are trained and moments, activations and weights
-that are not trained in the dtype that is timed.
+A step is a forward and a backward pass over all pairs of the workload and one AdamW update of all
+weights, of adapters or of the head. Trained weights and moments are float32; activations and frozen weights
+have the timed dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from prb_jax.training.weights import trained_decoder
 
 
 class TreeTrainer:
-    """Our side: the step of `prb train` over a fixed set of pairs."""
+    """Our side: the training step of `prb train` over a fixed set of pairs."""
 
     def __init__(self, model: RewardModel, workload: Workload, options: BenchOptions) -> None:
         pairs, dtype = len(workload.trees), jnp.dtype(model.dtype)
@@ -72,13 +72,13 @@ class TreeTrainer:
 
     @property
     def compiles(self) -> int:
-        """Programs compiled so far."""
+        """Number of programs compiled so far."""
         step = self._step
         programs = (step.gradients, step.add, step.update)
         return sum(cast(Any, program)._cache_size() for program in programs)
 
     def run(self) -> TimedStep:
-        """One step."""
+        """Run one step."""
         start = time.perf_counter()
         sums = add_gradients(self._step, self._state, self._frozen, self.microbatches)
         self._state, metrics = self._step.update(self._state, sums)
@@ -92,13 +92,13 @@ class TreeTrainer:
 
 
 def bench_training(options: BenchOptions) -> Iterator[Figures]:
-    """Time steps of ours and, where asked for, of TRL, in turn.
+    """Time steps of ours and, on request, of TRL, alternating.
 
     Yields:
-      A result for each of `questions_per_user`.
+      One result per entry of `questions_per_user`.
 
     Raises:
-      RunError: fewer pairs than one user has questions.
+      RunError: there are fewer pairs than one user has questions.
     """
     counts = {
         questions: count_pairs(options.pairs, usual=8, questions_per_user=questions)
@@ -134,7 +134,7 @@ def _bench(model: RewardModel, workload: Workload, options: BenchOptions) -> Fig
     add("pairs", pairs)
     add("tuning", options.tuning)
     add("pairs_per_second", pairs / seconds, "pairs/s", "{:.3f}")
-    add("tokens_per_second", first.tokens / seconds, "tokens/s", "{:,.0f}")  # what is shared counts once
+    add("tokens_per_second", first.tokens / seconds, "tokens/s", "{:,.0f}")  # shared tokens count once
     add("padding_waste", 1 - first.tokens / first.padded_tokens, "padding", "{:.0%}")
     add("compiles", compiles, "compiles")
     add("compile_seconds", max(0.0, first.seconds - seconds), "compile s", "{:.1f}")

@@ -1,4 +1,4 @@
-"""What is timed: trees of random tokens with the lengths of personalised data, and what both sides train with."""
+"""Workloads to time: trees of random tokens with the lengths of personalised data, and common training settings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.training.config import OptimizerSettings
 from prb_jax.trees.tree import Tree, build_tree
 
-PREFIX_SPREAD = 0.45  # standard deviation of the logarithm of prefix lengths, as ten-post profiles have it
+PREFIX_SPREAD = 0.45  # standard deviation of log prefix lengths of ten-post profiles
 
 RESPONSE_SPREAD = 0.25
 
 STEPS = 1000
 LEARNING_RATE = 1e-5
-KL_COEFFICIENT = 0.04  # of the KL in the loss of a policy
+KL_COEFFICIENT = 0.04  # coefficient of the KL in a policy's loss
 
 OPTIMIZER = OptimizerSettings(
     learning_rate=LEARNING_RATE,
@@ -29,12 +29,12 @@ OPTIMIZER = OptimizerSettings(
     b2=0.999,
     clip_norm=1.0,
 )
-"""What both sides train with."""
+"""Optimiser settings of both sides."""
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
+    """Wall seconds of one step, its loss, and its tokens with and without padding."""
 
     seconds: float
     loss: float
@@ -44,7 +44,7 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Workload:
-    """Comparisons as token ids, of which so many in a row are one person's."""
+    """Comparisons as token ids; ``questions_per_user`` consecutive ones share a user."""
 
     name: str
     trees: tuple[Tree, ...]
@@ -57,7 +57,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens that a tree needs, over all trees."""
+        """Tokens without padding over all trees."""
         return sum(tree.tokens for tree in self.trees)
 
 
@@ -69,7 +69,7 @@ def workload_for(
     responses: int = 2,
     questions_per_user: int = 1,
 ) -> Workload:
-    """Return a workload of the lengths of the options, for a model."""
+    """Return a workload for a model, with the lengths of the options."""
     return synthetic_workload(
         count,
         responses=responses,
@@ -82,10 +82,10 @@ def workload_for(
 
 
 def count_pairs(asked: int | None, *, usual: int, questions_per_user: int) -> int:
-    """Return how many comparisons are timed: those asked for, or as many users as hold the usual number.
+    """Return the number of comparisons: the requested one, or enough users for the usual number.
 
     Raises:
-      RunError: fewer are asked for than one person has questions.
+      RunError: fewer are requested than one person has questions.
     """
     if asked is None:
         return -(-usual // questions_per_user) * questions_per_user
@@ -110,15 +110,15 @@ def synthetic_workload(
 ) -> Workload:
     """Return trees of random ids; lengths are lognormal with the given means, at most ``longest`` for a conversation.
 
-    So many trees in a row as one user has questions begin with the same profile, which a question of
-    :data:`QUESTION_TOKENS` then follows in each. Ids are drawn from the upper part of 0..vocab_size - 1.
+    ``questions_per_user`` consecutive trees begin with the same profile, each followed by a question of
+    :data:`QUESTION_TOKENS`. Ids are drawn from the upper part of 0..vocab_size - 1.
     """
     rng = np.random.default_rng(seed)
     low = min(10, vocab_size // 2)
 
     def lengths(size: int, mean: int, spread: float, most: int) -> np.ndarray:
         drawn = rng.lognormal(0.0, spread, size)
-        # Few draws have a mean of their own: scaled to the one asked for.
+        # The mean of few draws varies: scale it to the requested one.
         return np.clip(np.round(drawn * (mean / drawn.mean())), 2, most).astype(int)
 
     most_response = min(4 * response_tokens, longest // 2)

@@ -1,13 +1,12 @@
-"""`prb plan`: does a model fit a TPU slice, how long would a step take, and what moves between its chips.
+"""`prb plan`: report if a model fits a TPU slice, how long a step takes at best, and the traffic between its chips.
 
-The real program is compiled ahead of time by libtpu, without a TPU and without weights. The time is a
-roofline: the largest of
+libtpu compiles the real program ahead of time, without a TPU and without weights. The time is a roofline: the
+largest of
 
 - matrix products: FLOPs that the program runs, over the chips' bfloat16 peak;
 - memory: bytes that a chip's program reads and writes in main memory, over its bandwidth;
 - links: bytes that a chip sends in collectives, over the bandwidth of all its links.
 
-That is what perfect overlap and links that are all in use would give, with vector units, latencies and waiting
-left out: no run is faster. The MFU is FLOPs on paper (nothing computed twice, padding none) over that time and
-the chips' peak.
+The roofline assumes perfect overlap and fully used links, and ignores vector units, latencies and waiting: no run is
+faster. The MFU is the analytic FLOPs (nothing computed twice, no padding) over that time and the chips' peak.
 """

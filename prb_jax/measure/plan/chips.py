@@ -1,6 +1,6 @@
-"""TPU chips by their public figures, slices of them as libtpu describes them, and what is planned on one.
+"""TPU chips by their public figures, slices as libtpu describes them, and the options of a plan.
 
-No TPU is needed, and no JAX is imported until a slice is described.
+No TPU is needed, and JAX is imported only when a slice is described.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Chip:
-    """What the vendor publishes of one chip: dense operations and bytes a second, and the bytes of its memory."""
+    """Published figures of one chip: dense operations per second, bytes of memory, and bytes per second."""
 
     bf16_flops: float
     int8_ops: float
-    hbm_bytes: int  # the compiler keeps a part of it (0.25 GiB on v5e) for itself
+    hbm_bytes: int  # the compiler reserves a part (0.25 GiB on v5e)
     hbm_bandwidth: float
-    # that a chip sends over all its links to other chips together: half of the published figure where that
+    # total that a chip sends over all its links to other chips: half of the published figure if that figure
     # counts both directions
     link_bandwidth: float
 
@@ -41,10 +41,10 @@ CHIPS: Mapping[str, Chip] = {
     "v5p": Chip(459e12, 918e12, 95 * GIB, 2765e9, 600e9),
     "v6e": Chip(918e12, 1836e12, 32 * GIB, 1640e9, 400e9),
 }
-"""By generation, as Cloud TPU's documentation has them."""
+"""Chips by generation, from Cloud TPU's documentation."""
 
-# libtpu asks the network which TPU machine it runs on, complains where it finds none, and lets only one process
-# use the TPU. A plan uses none.
+# libtpu asks the network for its TPU machine, complains if it finds none, and lets only one process use the
+# TPU. A plan uses none.
 _OFFLINE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -55,7 +55,7 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Slice:
-    """Connected chips of one generation, as "v5e:4x4"; or several equal slices, joined by their hosts' network."""
+    """Connected chips of one generation, e.g. "v5e:4x4", or several equal slices connected by their hosts' network."""
 
     name: str
     chip: Chip
@@ -64,39 +64,43 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What is planned: a slice of TPUs, a program, and a batch of B trees of a prefix of P and K responses of R tokens.
+    """Options of a plan: a TPU slice, a program, and a batch of B trees: a prefix of P and K responses of R tokens.
 
-    Of the sampler and of `prb ppo`, trees are prompts with their samples.
+    For the sampler and `prb ppo`, trees are prompts with their samples.
     """
 
-    topology: str | Slice  # as "v5e:4x4" or "v5p:2x2x4", or what :func:`describe_slice` gave of it
-    slices: int = option(1, "such slices, each with a copy", least=1)
-    mesh: str | None = option(None, "as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M")
-    train: bool = option(False, "a training step's forward and backward pass")
+    topology: str | Slice  # e.g. "v5e:4x4" or "v5p:2x2x4", or a slice of :func:`describe_slice`
+    slices: int = option(1, "Number of such slices, each with a copy of the model", least=1)
+    mesh: str | None = option(
+        None, "Mesh axes, e.g. fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M"
+    )
+    train: bool = option(False, "Plan the forward and backward pass of a training step")
     value_trunk: Literal["own", "shared"] | None = option(
-        None, "with --ppo: whether the value function shares the trunk of the policy (default: own)"
+        None, "Trunk of the value function with --ppo: a copy, or shared with the policy (default: own)"
     )
     tuning: Tuning | None = option(
-        None, "with --train (default: full), or --ppo (default: lora)", choices=TUNINGS
+        None, "Trained weights with --train (default: full) or --ppo (default: lora)", choices=TUNINGS
     )
-    remat: str | None = option(None, f"with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES)
-    prefix: int = option(3840, "tokens", "P", least=1)
-    responses: int = option(2, "of a tree", "K", least=1)
-    response_length: int = option(128, "tokens", "R", least=1)
+    remat: str | None = option(
+        None, f"Recomputation with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES
+    )
+    prefix: int = option(3840, "Tokens of the prefix", "P", least=1)
+    responses: int = option(2, "Responses per tree", "K", least=1)
+    response_length: int = option(128, "Tokens of a response", "R", least=1)
     questions_per_user: int = option(
         1,
-        "trees in a row with the same profile: the prefix but for a question of 40 tokens",
+        "Consecutive trees with the same profile: the prefix without a question of 40 tokens",
         "Q",
         least=1,
     )
     spread: float = option(
         0.0,
-        "lengths are log-normal with the medians P and R; S is the standard deviation of the logarithm of prefixes, "
-        "and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
+        "Spread of log-normal lengths with medians P and R: S is the standard deviation of the log prefix length, "
+        "and responses have half of it; people's profiles have 0.45 (default: 0, all equal)",
         "S",
     )
     batch: int | None = option(
-        None, "trees (default: 2, or Q where that is more, for each batch shard)", "B", least=1
+        None, "Trees (default: 2 or Q, whichever is more, per batch shard)", "B", least=1
     )
     quantize: str | None = same_option(LoadOptions, "quantize")
     attention: str = same_option(LoadOptions, "attention")
@@ -104,7 +108,7 @@ class PlanOptions:
 
 
 def parse_topology(name: str) -> tuple[Chip, int]:
-    """The chip and the number of chips of a name such as "v5e:4x4" or "v5p:2x2x4".
+    """Return the chip and the number of chips of a name such as "v5e:4x4" or "v5p:2x2x4".
 
     Raises:
       MeshError: a name of another form, or an unknown generation.
@@ -112,24 +116,24 @@ def parse_topology(name: str) -> tuple[Chip, int]:
     match = re.fullmatch(r"([^:]+):([1-9]\d*(?:x[1-9]\d*){1,2})", name)
     if match is None or match[1] not in CHIPS:
         raise MeshError(
-            f"topology '{name}': expected GENERATION:SHAPE as in v5e:4x4 or v5p:2x2x4, "
+            f"topology '{name}': expected GENERATION:SHAPE, e.g. v5e:4x4 or v5p:2x2x4, "
             f"with a generation of {', '.join(CHIPS)}"
         )
     return CHIPS[match[1]], math.prod(int(size) for size in match[2].split("x"))
 
 
 def slice_of(options: PlanOptions) -> Slice:
-    """Return the slice of a plan, described unless it is already."""
+    """Return the slice of a plan; describe it if the options have only its name."""
     if isinstance(options.topology, Slice):
         return options.topology
     return describe_slice(options.topology, slices=options.slices)
 
 
 def describe_slice(name: str, *, slices: int = 1) -> Slice:
-    """The devices of a slice, or of several equal ones, for compiling only.
+    """Return the devices of a slice, or of several equal slices, for compiling only.
 
     Raises:
-      MeshError: a name that cannot be read, no slice, or a shape that libtpu does not know.
+      MeshError: an invalid name, no slice, or a shape unknown to libtpu.
       RunError: libtpu, the compiler for TPUs, is missing.
     """
     if slices < 1:
@@ -150,10 +154,10 @@ def describe_slice(name: str, *, slices: int = 1) -> Slice:
                 "pip install 'prb-jax[plan]'"
             ) from error
         message = first_line(error)
-        raise MeshError(f"topology '{name}': libtpu knows no such slice: {message}") from error
+        raise MeshError(f"topology '{name}': libtpu does not know this slice: {message}") from error
     if len(devices) != chips * slices:
         raise MeshError(
             f"topology '{name}': {chips * slices} chips, but libtpu describes it as {len(devices)} cores, each with "
-            "its part of the memory: programs there run on whole chips, so this would say nothing of them"
+            "a part of the memory: programs there run on whole chips, so a plan would be wrong"
         )
     return Slice(name, chip, list(devices))

@@ -1,8 +1,7 @@
-"""What one run of a compiled program moves: over the links between chips, between slices, and to and from a
-chip's memory.
+"""Data movement of one run of a compiled program: links between chips, links between slices, and chip memory.
 
-Loop bodies count as often as they run; of a conditional the dearest branch counts. All figures are those
-of one chip.
+Loop bodies count as often as they run; a conditional counts its most expensive branch. All figures are for one
+chip.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ KINDS = (
     "collective-broadcast",
 )  # fmt: skip
 
-DCN = "dcn "  # before the kind of a collective between slices: it goes through the hosts and their network
+DCN = "dcn "  # prefix of collectives between slices, which use the hosts' network
 
-# Instructions that move nothing themselves. "-done" halves are counted with their "-start".
+# Instructions that move no data. "-done" halves count with their "-start".
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id",
     "replica-id", "iota", "while", "conditional", "call", "domain", "add-dependency",
@@ -31,27 +30,27 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind."""
+    """Total of all collectives of one kind."""
 
-    count: int  # how many are run
-    # what a chip sends in them, if each goes the shortest way round a ring: of an array of S bytes on each of
-    # n chips, all-gather (S - 1/n of it arrives, S the result), reduce-scatter and all-to-all send (n - 1)/n,
-    # all-reduce twice that, a permute all. Between slices n is their number, and what is sent there is
-    # besides what the same collective sends within each slice.
+    count: int  # number of runs
+    # bytes that a chip sends if each collective uses the shortest way round a ring. For an array of S bytes on each of
+    # n chips: all-gather (S is the result, of which 1/n is local), reduce-scatter and all-to-all send (n - 1)/n of S,
+    # all-reduce twice that, a permute all of S. Between slices n is the number of slices; this traffic is in
+    # addition to what the same collective sends within each slice.
     bytes: float
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one run of a program costs on one chip: collectives by kind, bytes read from and written to main memory."""
+    """Costs of one run of a program on one chip: collectives by kind, and bytes read and written in main memory."""
 
     collectives: Mapping[str, Collective] = field(default_factory=dict)
     memory_bytes: float = 0.0
-    unknown_loops: int = 0  # loops whose trip count the text does not say
+    unknown_loops: int = 0  # loops without a known trip count
 
     @property
     def link_bytes(self) -> float:
-        """What a chip sends over its links in all collectives."""
+        """Bytes that a chip sends over its links in all collectives."""
         return sum(sent.bytes for kind, sent in self.collectives.items() if not kind.startswith(DCN))
 
     def __add__(self, other: Costs) -> Costs:
@@ -70,8 +69,7 @@ class Costs:
 
 
 def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
-    """Return the costs of a compiled program that runs on ``chips`` chips, whose loops of unknown length take so many
-    steps."""
+    """Return the costs of a compiled program on ``chips`` chips; loops of unknown length run ``steps`` times."""
     known: dict[str, Costs] = {}
 
     def of(name: str) -> Costs:
@@ -117,10 +115,10 @@ def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
 
 
 def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, float]]:
-    """(kind, channel, bytes sent) of the collectives in a fusion.
+    """Yield (kind, channel, bytes sent) of the collectives in a fusion.
 
-    On TPUs one collective is spread over several fusions, which it runs beside: all name its channel.
-    An all-reduce of which each chip keeps only its part is a reduce-scatter.
+    On TPUs one collective can be spread over several fusions that overlap with it: all name its channel.
+    An all-reduce from which each chip keeps only its part is a reduce-scatter.
     """
     inside = module.computations[name]
     for instruction in inside:
@@ -137,13 +135,13 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
 
 
 def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str, float] | None:
-    """(kind, bytes) that a chip hands to its host for other slices; None for any other send."""
+    """Return (kind, bytes) that a chip hands to its host for other slices; None for any other send."""
     match = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     if match is None:
         return None
     kind = match[1].lower().replace("_", "-")
     slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', instruction.rest)
-    # as in "1,2" or "0:3"
+    # e.g. "1,2" or "0:3"
     ranges = [part.split(":") for part in slices[1].split(",")] if slices else [["1", "2"]]
     return DCN + kind, _sent(
         kind, instruction, inside, sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
@@ -151,7 +149,7 @@ def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str,
 
 
 def _sent(kind: str, instruction: Instruction, inside: Computation, group: int) -> float:
-    """Bytes that each of a group sends of its own, the shortest way round a ring."""
+    """Return the bytes that each member of a group sends, on the shortest way round a ring."""
     size = sum(array.bytes for operand in inside.operands(instruction) for array in operand.arrays)
     if kind in ("collective-permute", "collective-broadcast"):
         return size
@@ -162,9 +160,9 @@ def _sent(kind: str, instruction: Instruction, inside: Computation, group: int) 
 
 
 def group_size(attributes: str, *, chips: int) -> int:
-    """Return how many chips take part in one collective together; all of the program's where no groups are named.
+    """Return the number of chips in one collective; all of the program's chips if no groups are named.
 
-    The attributes of the instruction have its ``replica_groups`` in any of the compiler's spellings.
+    ``attributes`` contain the instruction's ``replica_groups`` in any of the compiler's spellings.
     """
     listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
     if listed is not None:
@@ -182,11 +180,11 @@ def group_size(attributes: str, *, chips: int) -> int:
 
 
 def _memory(instruction: Instruction, inside: Computation, module: Module) -> float:
-    """Bytes of main memory that an instruction reads and writes."""
+    """Return the bytes of main memory that an instruction reads and writes."""
     if instruction.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.rest:
         return 0.0
     operands = inside.operands(instruction)
-    if instruction.opcode in ("send", "recv"):  # the result also names the operand, and a number to wait for
+    if instruction.opcode in ("send", "recv"):  # the result also names the operand and a context
         moved = operands[0].arrays if instruction.opcode == "send" else instruction.arrays
         return moved[0].bytes if moved[0].space == 0 else 0.0
     if instruction.opcode == "fusion":
@@ -213,7 +211,7 @@ def _in_memory(instruction: Instruction) -> float:
 
 
 def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None, module: Module) -> float:
-    """Of an operand in main memory: all, or the slices that are taken of it."""
+    """Return the bytes read of an operand in main memory: all, or only the slices that are used."""
     whole = _in_memory(operand)
     if not whole or fusion is None or place not in fusion.parameters:
         return whole
@@ -221,8 +219,8 @@ def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None
 
 
 def _read_inside(value: Instruction, fusion: Computation, module: Module, *, whole: float) -> float:
-    """What a fusion and those within it read of a parameter; nothing of what a collective that runs beside the fusion
-    takes, or what is only handed on."""
+    """Return the bytes that a fusion and nested fusions read of a parameter, without those that only an overlapping
+    collective uses, or that are only passed on."""
     read = 0.0
     for user in fusion.users[value.name]:
         inner = user.called("calls") if user.opcode == "fusion" else None
@@ -243,7 +241,7 @@ def _read_inside(value: Instruction, fusion: Computation, module: Module, *, who
 
 
 def _written(instruction: Instruction, fusion: Computation | None) -> float:
-    """All of the result; of what is updated in place only the update."""
+    """Return the bytes of the result; for results updated in place, only the update."""
     if fusion is None:
         return _in_memory(instruction)
     made = fusion.operands(fusion.root) if fusion.root.opcode == "tuple" else [fusion.root]

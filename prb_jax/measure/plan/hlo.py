@@ -1,8 +1,8 @@
-"""A compiled program's text (HLO), read far enough to follow its loops.
+"""Parser for a compiled program's text (HLO), deep enough to follow its loops.
 
-Only what planning needs is kept of an instruction: name, type, operation, operands, and the computations
-it calls. A loop's trip count is read from the compiler's own note where there is one, and otherwise from
-the loop's counter: its start, its step and the limit it is compared with.
+An instruction keeps only the parts that planning needs: name, type, operation, operands, and the computations
+it calls. A loop's trip count comes from the compiler's note if there is one, else from the loop's counter: its
+start, its step and its limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a type, its bytes without padding; space 0 is the chip's main memory, others are on the core."""
+    """One array of a type, with its bytes without padding; space 0 is main memory, other spaces are on the core."""
 
     bytes: float
     space: int
@@ -37,7 +37,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. ``rest`` is all behind the operands."""
+    """One line of a computation. ``rest`` is the text after the operands."""
 
     name: str
     type: str
@@ -49,15 +49,15 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result, those of a tuple in order."""
+        """Arrays of the result; arrays of a tuple in order."""
         return parse_arrays(self.type)
 
     def called(self, role: str) -> str | None:
-        """The computation it calls as ``role``: calls, body, condition, to_apply, ..."""
+        """Return the computation it calls as ``role``: calls, body, condition, to_apply, ..."""
         return next((name for kind, name in _CALLED.findall(self.rest) if kind == role), None)
 
     def branches(self) -> tuple[str, ...]:
-        """The computations of a conditional."""
+        """Return the computations of a conditional."""
         listed = _BRANCHES.search(self.rest)
         if listed is not None:
             return tuple(name.strip().lstrip("%") for name in listed[1].split(",") if name.strip())
@@ -73,17 +73,17 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction:
-        """What it returns."""
+        """The instruction that makes the result."""
         return next(instruction for instruction in self.instructions.values() if instruction.is_root)
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By number."""
+        """Parameters by number."""
         return {int(one.argument): one for one in self if one.opcode == "parameter"}
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who takes each instruction's result."""
+        """Users of each instruction's result, by the instruction's name."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self:
             for operand in dict.fromkeys(instruction.operands):
@@ -92,7 +92,7 @@ class Computation:
         return users
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions whose results are its operands."""
+        """Return the instructions that make its operands."""
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
     def __iter__(self) -> Iterator[Instruction]:
@@ -101,13 +101,13 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A program: computations by name, and the one that is run."""
+    """A program: computations by name, and the name of the entry computation."""
 
     computations: Mapping[str, Computation] = field(repr=False)
     entry: str
 
     def trip_count(self, loop: Instruction, inside: Computation) -> int | None:
-        """How often the body of a while loop runs; None where the text does not say."""
+        """Return how often the body of a while loop runs; None if unknown."""
         noted = _TRIPS.search(loop.rest)
         if noted is not None:
             return int(noted[1])
@@ -118,7 +118,7 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """Reads the text of ``compiled.as_text()``.
+    """Parse the text of ``compiled.as_text()``.
 
     Raises:
       RunError: the text has no entry computation.
@@ -139,12 +139,12 @@ def parse_module(text: str) -> Module:
             if instruction is not None:
                 lines[instruction.name] = instruction
     if entry is None:
-        raise RunError("the compiler's text of the program holds no ENTRY computation")
+        raise RunError("the compiler's text of the program contains no ENTRY computation")
     return Module(computations, entry)
 
 
 def parse_arrays(text: str) -> tuple[Array, ...]:
-    """The arrays of a type such as ``(bf16[2,8]{1,0:T(8,128)S(1)}, f32[])``."""
+    """Return the arrays of a type such as ``(bf16[2,8]{1,0:T(8,128)S(1)}, f32[])``."""
     arrays = []
     for dtype, sizes, layout in _ARRAY.findall(text):
         space = _SPACE.search(layout)
@@ -154,7 +154,7 @@ def parse_arrays(text: str) -> tuple[Array, ...]:
 
 
 def _width(dtype: str) -> float:
-    """Bytes of an element: the digits of a name such as f8e4m3fn or bf16 are its bits."""
+    """Return the bytes of an element: the digits in a name such as f8e4m3fn or bf16 are its bits."""
     if dtype in ("token", "opaque"):
         return 0.0
     if dtype == "pred":
@@ -178,7 +178,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _balanced(text: str) -> int:
-    """One past the bracket that closes the one at the start."""
+    """Return the position after the bracket that closes the one at the start."""
     depth = 0
     for place, letter in enumerate(text):
         if letter in _OPEN:
@@ -191,7 +191,7 @@ def _balanced(text: str) -> int:
 
 
 def _counted(loop: Instruction, inside: Computation, condition: Computation, body: Computation) -> int | None:
-    """Trips of ``for (i = start; i < limit; i += step)``."""
+    """Return the trip count of ``for (i = start; i < limit; i += step)``."""
     test = condition.root
     if test.opcode != "compare" or "direction=LT" not in test.rest or len(test.operands) != 2:
         return None
@@ -200,7 +200,7 @@ def _counted(loop: Instruction, inside: Computation, condition: Computation, bod
         return None
 
     def value(name: str) -> tuple[int | None, int | None]:
-        """(constant, place in the loop's tuple) of an operand of the condition."""
+        """Return (constant, place in the loop's tuple) of an operand of the condition."""
         made = _source(condition, name)
         if made is None:
             return None, None
@@ -218,7 +218,7 @@ def _counted(loop: Instruction, inside: Computation, condition: Computation, bod
 
 
 def _step(body: Computation, name: str, counter: int) -> int | None:
-    """What the body adds to its counter."""
+    """Return the constant that the body adds to its counter."""
     added = _source(body, name)
     if added is None or added.opcode != "add" or len(added.operands) != 2:
         return None
@@ -230,7 +230,7 @@ def _step(body: Computation, name: str, counter: int) -> int | None:
 
 
 def _source(inside: Computation, name: str) -> Instruction | None:
-    """The instruction that makes a value, behind copies of it."""
+    """Return the instruction that makes a value, looking through copies."""
     made = inside.instructions.get(name)
     while made is not None and made.opcode in ("copy", "bitcast"):
         made = inside.instructions.get(made.operands[0])

@@ -1,4 +1,4 @@
-"""Compiles a program for a slice of TPUs and says what it takes; and which mesh and batch size suit a slice."""
+"""Compile a program for a TPU slice and report its costs; find the mesh and batch size that suit a slice."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ from prb_jax.training import TUNINGS
 
 Bound = Literal["matrix products", "memory", "links"]
 
-LONG_TOKENS = 8192  # from so many tokens of a tree on, a sweep tries to split them over devices
+LONG_TOKENS = 8192  # tokens of a tree from which a sweep also splits them over devices
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one program takes on one slice. Bytes and collectives are those of one chip."""
+    """Costs of one program on one slice. Bytes and collectives are for one chip."""
 
     fits: bool
     chips: int
-    # arguments, results that are not arguments given back, temporaries. Where it does not fit, what the
-    # compiler says that it would need.
+    # arguments, results that do not reuse arguments, temporaries. If the program does not fit, the compiler's
+    # figure for the bytes that it needs.
     peak_bytes_per_chip: int
     argument_bytes_per_chip: int  # weights, batch and, in training, the whole state
     temp_bytes_per_chip: int
     hbm_bytes_per_chip: int
-    flops: float  # of a step on all chips, on paper: see :func:`prb_jax.models.flops.stream_flops`
-    # of a step, by the roofline of :mod:`prb_jax.measure.plan`; None where it does not fit
+    flops: float  # analytic, of a step on all chips: see :func:`prb_jax.models.flops.stream_flops`
+    # of a step, by the roofline of :mod:`prb_jax.measure.plan`; None if the program does not fit
     estimated_seconds: float | None
     estimated_mfu: float | None  # ``flops`` over that time and the chips' peak
-    # by kind; see :class:`prb_jax.measure.plan.costs.Collective`. Those between slices are called "dcn ..."; the time
-    # that they take is not in the estimate.
+    # by kind; see :class:`prb_jax.measure.plan.costs.Collective`. Collectives between slices are named "dcn ...";
+    # the estimate does not include their time.
     collectives: Mapping[str, Collective]
     compile_seconds: float
     mesh: str = ""
     batch: int = 0
     seconds_by: Mapping[Bound, float] = field(default_factory=dict)
-    unknown_loops: int = 0  # loops whose trip count could not be read
-    # what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read its
-    # program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate is that
-    # of the matrix products alone.
+    unknown_loops: int = 0  # loops without a known trip count
+    # figures that are missing, if any. If jaxlib is older than libtpu and cannot read its program, memory, links
+    # and collectives are missing: the sizes are still valid, and the estimate covers only the
+    # matrix products.
     note: str = ""
     attention: str = ""
-    tokens: int = 0  # of the batch, without padding; 0 for a program without one, and so for the following
-    computed_tokens: int = 0  # the same with the padding of the streams
+    tokens: int = 0  # of the batch, without padding; 0 without a batch, also below
+    computed_tokens: int = 0  # with the padding of the streams
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without what was planned: JSON-ready."""
+        """Return the figures without the plan's inputs, JSON-ready."""
         hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note", "attention")
         if not self.tokens:
             hidden += ("tokens", "computed_tokens")
@@ -74,18 +74,18 @@ class Plan:
 
 
 def plan(model: str | Path | DecoderConfig, options: PlanOptions) -> Plan:
-    """Compile scoring, or the forward and backward pass of a training step, for a slice of TPUs.
+    """Compile scoring, or the forward and backward pass of a training step, for a TPU slice.
 
     Args:
-      model: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration. No
+      model: Shape of `prb bench`, ``config.json``, folder that contains one, or configuration. No
         weights are read.
-      options: the slice, the program and the batch; two trees for each part that the mesh splits a batch into if
-        their number is not given, or the questions of one user where these are more.
+      options: Slice, program and batch; default: two trees per batch shard of the mesh, or the questions of one
+        user if these are more.
 
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
-      CheckpointError: a configuration that cannot be used.
+      CheckpointError: the configuration is unsupported.
     """
     place, config = slice_of(options), read_model(model)
     _check(options)
@@ -116,21 +116,20 @@ def sweep(
 ) -> tuple[Plan, ...]:
     """Plan every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size.
 
-    For long trees every one of fsdp x sequence x tensor is tried too; of several slices each has a copy of the model.
-    Meshes that do not divide the model or a batch are left out.
+    For long trees every fsdp x sequence x tensor mesh is tried too; with several slices each has a copy of the model.
+    Meshes that do not divide the model or a batch are skipped.
 
     Args:
-      model, options: as of :func:`plan`, but for mesh and batch.
-      batches: trees of a step; if none are given, those of one, two and four users (of one tree each without
-        `questions_per_user`) for each part that the mesh splits a batch into. After one that does not fit, larger ones
-        are not tried.
-      report: called with each plan as soon as it is there.
+      model, options: see :func:`plan`; mesh and batch are ignored.
+      batches: Trees per step; default: one, two and four users per batch shard of the mesh (with one tree per
+        user without `questions_per_user`). After a batch that does not fit, larger ones are not tried.
+      report: Called with each finished plan.
 
     Returns:
-      Those that fit, most FLOPs a second first; then the others, smallest peak first.
+      Plans that fit, most FLOPs per second first; then the others, smallest peak first.
 
     Raises:
-      As :func:`plan`; MeshError also if no mesh at all divides the model and a batch.
+      As :func:`plan`; also MeshError if no mesh divides the model and a batch.
     """
     place, config, slices = slice_of(options), read_model(model), options.slices
     plans: list[Plan] = []
@@ -158,7 +157,7 @@ def sweep(
             if not planned.fits:
                 break
     if not plans:
-        raise MeshError(f"no mesh of {place.name} can be: {refused}")
+        raise MeshError(f"no mesh of {place.name} is possible: {refused}")
 
     def rank(plan: Plan) -> tuple[bool, float]:
         speed = plan.flops / plan.estimated_seconds if plan.estimated_seconds else 0.0
@@ -178,19 +177,19 @@ def shape_of(options: PlanOptions, *, batch: int) -> BatchShape:
 
 
 def _check(options: PlanOptions) -> None:
-    """Raise MeshError for options that cannot be, or do not go together."""
+    """Raise MeshError for invalid or incompatible options."""
     for name, known in (("tuning", TUNINGS), ("remat", REMAT_POLICIES)):
         value = getattr(options, name)
         if value not in (None, *known):
             raise MeshError(f"{name}: expected {' or '.join(known)}, found {quote(value)}")
     if options.train and options.quantize is not None:
-        raise MeshError(f"quantize: {options.quantize} is for scoring: leave it out in training")
+        raise MeshError(f"quantize: {options.quantize} is only for scoring: remove it for training")
     if options.spread < 0:
         raise MeshError(f"spread: expected 0 or more, found {options.spread}")
 
 
 def mesh_named(asked: str | None, mesh: Mesh) -> str:
-    """Return the sizes of a mesh as `--mesh` takes them."""
+    """Return the sizes of a mesh in the form of `--mesh`."""
     sizes = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
     if crossing := crossing_axis(asked):
         sizes += f",dcn={crossing}"
@@ -202,7 +201,7 @@ def roofline(
 ) -> dict[Bound, float]:
     """Return the seconds of each side of the roofline of :mod:`prb_jax.measure.plan`; the largest is the estimate.
 
-    FLOPs are those of all chips together, of int8 counted as half where a chip does twice as many; bytes of one chip.
+    FLOPs are for all chips together, with int8 counted half if a chip is twice as fast at it; bytes are for one chip.
     """
     return {
         "matrix products": matmul_flops / (chips * chip.bf16_flops),
@@ -212,7 +211,7 @@ def roofline(
 
 
 def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: int) -> Plan:
-    """Compile a program with shapes in place of arrays, and say what it takes; mesh and batch are for the plan."""
+    """Compile a program with shapes in place of arrays, and return its costs; mesh and batch are only recorded."""
     chip, chips = place.chip, len(place.devices)
     known: dict[str, Any] = {
         "chips": chips,
@@ -256,12 +255,14 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
         loops = costs.unknown_loops
         note = ""
         if loops:
-            count = "once" if program.steps == 1 else f"{program.steps:.1f} times, as attention takes steps"
+            count = (
+                "once" if program.steps == 1 else f"{program.steps:.1f} times, the number of attention steps"
+            )
             note = f"{loops} loops of unknown length: their bodies count {count}"
     except jax.errors.JaxRuntimeError as error:
         costs, sides = Costs(), ("matrix products",)
         note = (
-            "the estimate is that of matrix products alone, for jaxlib cannot read this program of libtpu's: "
+            "the estimate covers only matrix products, because jaxlib cannot read this program of libtpu: "
             + first_line(error)
         )
     int8 = chip.bf16_flops / chip.int8_ops
@@ -292,7 +293,7 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
 
 @contextlib.contextmanager
 def _nothing_kept() -> Iterator[None]:
-    """Keeps programs out of the persistent compilation cache: without a TPU they could not be read back."""
+    """Keep programs out of the persistent compilation cache: without a TPU they cannot be read back."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, math.inf)
@@ -303,7 +304,7 @@ def _nothing_kept() -> Iterator[None]:
 
 
 def needed_bytes(message: str) -> int:
-    """What a program would need in all, from the compiler's refusal; 0 where it does not say.
+    """Return the total bytes that a program needs, from the compiler's error; 0 if the error does not contain them.
 
     Some versions write "total memory required for HLO temporaries (20.00G)", which includes arguments,
     others "Used 20.50G of 15.75G hbm".
@@ -313,7 +314,7 @@ def needed_bytes(message: str) -> int:
 
 
 def bytes_per_chip(tree: Any) -> int:
-    """Return the bytes of a chip's part of all arrays of a tree, which are ``ShapeDtypeStruct`` with shardings."""
+    """Return the bytes of one chip's part of all arrays in a tree of ``ShapeDtypeStruct`` with shardings."""
     return sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(tree)

@@ -1,7 +1,7 @@
-"""Policy, reference, value function and reward model of `prb ppo` on one slice of TPUs: what each holds and runs.
+"""Policy, reference, value function and reward model of `prb ppo` on one TPU slice: memory and programs of each.
 
-All weights stay on the chips through a whole step. The programs run one after another: what they need beyond the
-weights that they are given is not needed by two of them at a time.
+All weights stay on the chips through a whole step. The programs run one after another, so only one at a time
+needs memory beyond its weights.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ from prb_jax.trees.stream_tables import round_up
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPlan:
-    """What training a policy takes on one slice. Bytes are those of one chip."""
+    """Plan of policy training on one slice. Bytes are for one chip."""
 
-    fits: bool  # every program finds room beside all that is held
+    fits: bool  # every program fits beside all held memory
     mesh: str
-    batch: int  # prompts of a microbatch
+    batch: int  # prompts per microbatch
     hbm_bytes_per_chip: int
     held: Mapping[str, int]  # weights and states that stay on the chips, by part
-    shared: Mapping[str, str]  # of a part that holds nothing of its own, what it uses
-    caches: int  # of the rollouts; they are gone when other programs run
-    peaks: Mapping[str, int]  # of each program, all that is held included
-    # as compiled, one microbatch each: "place" (weights are split as drawing needs them; not there where the
-    # mesh of the plan does so), "draw" (a token of each rollout), "look", "update" and "score"
+    shared: Mapping[str, str]  # for a part without memory, the part that it uses
+    caches: int  # bytes for the rollouts, freed before other programs run
+    peaks: Mapping[str, int]  # peak of each program with all held memory
+    # compiled for one microbatch each: "place" (splits weights as drawing needs them; missing if the plan's mesh
+    # does so already), "draw" (one token per rollout), "look", "update" and "score"
     programs: Mapping[str, Plan]
 
     @property
     def peak_bytes_per_chip(self) -> int:
-        """Of the whole step."""
+        """Peak bytes of the whole step."""
         return max(self.peaks.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -86,18 +86,18 @@ def plan_policy(
     *,
     reward: str | Path | DecoderConfig | None = None,
 ) -> PolicyPlan:
-    """Compile what a step of `prb ppo` with a value function runs, for a slice of TPUs.
+    """Compile the programs of one step of `prb ppo` with a value function, for a TPU slice.
 
     Args:
-      model: of the policy, as of :func:`prb_jax.measure.plan.planner.plan`.
-      options: trees are prompts with their rollouts, one for each part that the mesh splits a batch into if their
-        number is not given; the policy is tuned by adapters unless it is said.
-      reward: the reward model on the same mesh, as `model`; None for one elsewhere.
+      model: Model of the policy, see :func:`prb_jax.measure.plan.planner.plan`.
+      options: Trees are prompts with their rollouts; default: one per batch shard of the mesh. The policy is tuned
+        by adapters by default.
+      reward: Reward model on the same mesh, given like `model`; None for one elsewhere.
 
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, a model or the batch.
-      CheckpointError: a configuration that cannot be used.
+      CheckpointError: a configuration is unsupported.
     """
     place = slice_of(options)
     devices = make_mesh(options.mesh, devices=place.devices)
@@ -125,8 +125,8 @@ def plan_policy(
         name: compile_program(planned, place, mesh=mesh, batch=shape.batch)
         for name, planned in programs.items()
     }
-    for name, program in learning.items():  # what a program does not use is no argument of it
-        beside = bytes_per_chip(program.arguments[-2:])  # a batch, and what its loss needs
+    for name, program in learning.items():  # XLA drops arguments that a program does not use
+        beside = bytes_per_chip(program.arguments[-2:])  # a batch, and the inputs of its loss
         given[name] = plans[name].argument_bytes_per_chip - beside
     whole, room = sum(held.values()), place.chip.hbm_bytes
     peaks = {name: planned.peak_bytes_per_chip + whole - given[name] for name, planned in plans.items()}
@@ -146,7 +146,7 @@ def plan_policy(
 def _policy_programs(
     config: DecoderConfig, settings: PpoSettings, shape: BatchShape, mesh: Mesh
 ) -> tuple[dict[str, int], dict[str, str], dict[str, PlannedProgram]]:
-    """What is held, what is shared, and the programs "look" and "update"."""
+    """Return the memory held, the parts shared, and the programs "look" and "update"."""
     kind, full = jnp.dtype(settings.dtype), settings.tuning == "full"
     actor = Actor(settings, config, mesh)
     step = make_policy_step(actor, FROM_REWARDS)
@@ -191,7 +191,7 @@ def _policy_programs(
 
 
 def _extras(streams: PlannedStreams, shape: BatchShape, mesh: Mesh) -> Extras:
-    """Shapes of what the loss of `prb ppo` needs of a microbatch."""
+    """Return the shapes of the loss inputs of `prb ppo` for a microbatch."""
     (rows, room), length = streams.batch.reads.shape, shape.response_length
     states = round_up(-(-shape.batch // rows) * shape.responses * (length + 1), READS_STEP)
     places = split_rows(mesh, jnp.int32, rows, states)
@@ -206,12 +206,12 @@ def _extras(streams: PlannedStreams, shape: BatchShape, mesh: Mesh) -> Extras:
 def _drawing_programs(
     config: DecoderConfig, shape: BatchShape, mesh: Mesh, *, dtype: str, tuning: Tuning
 ) -> tuple[dict[str, PlannedProgram], int, dict[str, int]]:
-    """The programs "place" and "draw", the bytes of caches, and those of held weights that each program is given."""
+    """Return the programs "place" and "draw", the bytes of the caches, and the bytes of held weights per program."""
     kind, split = jnp.dtype(dtype), decoding_mesh(config, mesh)
     draw, caches = sampling_program(config, shape, mesh=split, dtype=dtype)
     programs, given = {"draw": draw}, {"draw": bytes_per_chip(draw.arguments[0])}
     if split != mesh:
-        # The copy is beside the weights that are held, and gone when the rollouts are there.
+        # The split copy of the weights exists beside the held weights only while rollouts are drawn.
         weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
         weights = placed(weights, parameter_shardings(weights, mesh, config=config))
         place = placing_program(make_program(config, mesh=split, dtype=kind), weights)

@@ -1,4 +1,4 @@
-"""The real programs, scoring and training, with shapes in place of arrays."""
+"""The real scoring and training programs, with shapes in place of arrays."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from prb_jax.training.weights import trained_decoder
 from prb_jax.trees.streams import StreamBatch
 
 _READ_BACKWARD = 2.5
-"""What the kernels of a backward pass read, of what that of a forward pass does: keys twice and values by queries,
-queries and their derivatives by keys."""
+"""Reads of a backward pass relative to a forward pass: keys twice and values by queries, queries and their
+derivatives by keys."""
 
 
 @dataclass(frozen=True)
 class PlannedProgram:
-    """A jitted function and what it is called with."""
+    """A jitted function and its arguments."""
 
     function: Any
     arguments: tuple[Any, ...]  # ``ShapeDtypeStruct`` with shardings in place of arrays
-    flops: float  # what its result needs on all chips together, without anything computed twice or in vain
-    # how often what is inside a loop runs, or on a side of a kernel's grid, whose length is data: see
+    flops: float  # needed for the result, on all chips together, without repeated or wasted work
+    # how often the body of a loop runs, or a side of a kernel's grid, if its length is data: see
     # :class:`prb_jax.measure.plan.streams.PlannedStreams`
     steps: float = 1.0
-    attention: str = ""  # the name of its implementation; "" if it is not reported
-    tokens: int = 0  # of the batch, without padding; 0 if it is not reported, and so for the following
+    attention: str = ""  # name of its implementation; "" if not reported
+    tokens: int = 0  # of the batch, without padding; 0 if not reported, also below
     computed_tokens: int = 0  # the same with padding
-    # of one chip, what a kernel reads of keys and values, of which it reads blocks more than once
+    # keys and values that a kernel reads on one chip; it reads some blocks more than once
     kernel_bytes: float = 0.0
     named: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,15 +63,15 @@ def scoring_program(
     quantize: str | None = None,
     attention: str = "auto",
 ) -> PlannedProgram:
-    """The scorer of :mod:`prb_jax.models.readouts.score_tree` and a batch of packed streams.
+    """Return the scorer of :mod:`prb_jax.models.readouts.score_tree` with a batch of packed streams.
 
     Args:
-      quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
-      attention: one of :data:`prb_jax.models.ATTENTIONS`.
+      quantize: Form of the layers' matrices, see :mod:`prb_jax.models.quantization`.
+      attention: One of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
-      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
-      CheckpointError: these chips have no matrix units for that form.
+      MeshError: the mesh does not divide the model or the batch; the message names axis and sizes.
+      CheckpointError: these chips have no matrix units for the ``quantize`` form.
     """
     check_shape(config, shape, mesh)
     if quantize is not None:
@@ -98,12 +98,12 @@ def training_program(
     remat: str,
     attention: str = "auto",
 ) -> PlannedProgram:
-    """A microbatch of :func:`prb_jax.training.train.make_reward_step`: forward and backward of a batch.
+    """Return a microbatch of :func:`prb_jax.training.train.make_reward_step`: forward and backward of a batch.
 
     Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
 
     Raises:
-      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      MeshError: the mesh does not divide the model or the batch; the message names axis and sizes.
       CheckpointError: a head with several labels.
     """
     check_shape(config, shape, mesh)
@@ -132,10 +132,10 @@ def training_program(
 def accumulation(
     step: TrainStep, state: TrainState, frozen: Params, batch: StreamBatch, extras: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Return a function that adds the gradients of a microbatch to the sums of earlier ones, and its arguments.
+    """Return a function that adds a microbatch's gradients to the sums of earlier ones, and its arguments.
 
-    A run calls the two one after the other. As one program they need the same memory; the state goes through it, so
-    that all of it is counted.
+    A run calls the two functions one after the other. As one program they need the same memory; the state passes
+    through it, so all of it is counted.
     """
     parts = jax.eval_shape(step.gradients, state, frozen, batch, extras).parts
     everywhere = jax.tree.map(lambda _: replicated(step.mesh), parts)
@@ -172,8 +172,8 @@ def _planned(
 def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0, share: float = 1.0) -> float:
     """FLOPs of all matrix products that a traced program runs, on all chips together.
 
-    Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
-    dearest counts.
+    Unlike in the compiler's own count, bodies of scans count as often as they run; a conditional counts its most
+    expensive branch.
 
     Args:
       steps: how often a loop runs, or a side of a kernel's grid, whose length is data.
@@ -207,7 +207,7 @@ def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0, share: 
 
 
 def _runs(name: str, parameters: dict[str, Any], steps: float) -> float:
-    """How often an operation runs what is inside it, on all chips together."""
+    """Return how often an operation runs its inner program, on all chips together."""
     if name == "scan":
         return parameters["length"]
     if name == "while":
@@ -230,12 +230,12 @@ def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     if longest > config.max_position_embeddings:
         raise MeshError(
             f"conversations of {longest} tokens (prefix {shape.prefix}, response {shape.response_length}), "
-            f"but the model was made for {config.max_position_embeddings} (max_position_embeddings)"
+            f"but the model's limit is {config.max_position_embeddings} (max_position_embeddings)"
         )
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
-    """Return a tree of shapes with the shardings of its arrays."""
+    """Return a tree of shapes with the given shardings."""
 
     def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,4 +1,4 @@
-"""What sampling takes on a slice of TPUs: the sampler's own loop over tokens, compiled for it."""
+"""Costs of sampling on a TPU slice: the sampler's own loop over tokens, compiled for the slice."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from prb_jax.trees.stream_tables import round_up
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """What a step of the sampler takes, which draws one token for every sample; its bytes are those of the whole loop.
+    """Plan of one step of the sampler, which draws one token for every sample; bytes are for the whole loop.
 
-    The caches hold keys and values of all prompts and of all samples. Tokens a second are those of all samples
-    together, at best; None where the program does not fit.
+    The caches hold keys and values of all prompts and all samples. Tokens per second are a total over all samples,
+    at best; None if the program does not fit.
     """
 
     plan: Plan
@@ -51,16 +51,16 @@ class SamplingPlan:
 
 
 def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> SamplingPlan:
-    """Compile the sampler for a slice of TPUs.
+    """Compile the sampler for a TPU slice.
 
     Args:
-      model: as of :func:`prb_jax.measure.plan.planner.plan`; the head is that of a causal language model.
-      options: trees are prompts with their samples, one for each part that the mesh splits a batch into if their
-        number is not given. The mesh is that of `prb sample` if it is not given, which splits heads and widths over
-        the chips of a slice. The dtype is that of weights, activations and caches.
+      model: see :func:`prb_jax.measure.plan.planner.plan`; the head is a causal language model's.
+      options: Trees are prompts with their samples; default: one per batch shard of the mesh. The default mesh is
+        the one of `prb sample`, which splits heads and widths over the chips of a slice. The dtype applies to
+        weights, activations and caches.
 
     Raises:
-      RunError, MeshError, CheckpointError: as of :func:`prb_jax.measure.plan.planner.plan`.
+      RunError, MeshError, CheckpointError: see :func:`prb_jax.measure.plan.planner.plan`.
     """
     place, config = slice_of(options), read_model(model)
     devices = make_mesh(options.mesh, devices=place.devices)
@@ -71,8 +71,8 @@ def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> Sa
     making: Any = {"mesh": devices, "dtype": options.dtype, "quantize": options.quantize}
     program, caches = sampling_program(config, shape, **making)
     token_plan = compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=trees)
-    if token_plan.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
-        token_plan = replace(token_plan, note="the time is that of one token of each sample")
+    if token_plan.unknown_loops == 1:  # the loop over tokens ends when all samples end
+        token_plan = replace(token_plan, note="the time is for one token of each sample")
     seconds = token_plan.estimated_seconds
     return SamplingPlan(
         plan=token_plan,
@@ -85,11 +85,11 @@ def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> Sa
 def sampling_program(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
 ) -> tuple[PlannedProgram, tuple[int, int]]:
-    """Return the sampler's loop over tokens, and the bytes that its two caches take on a chip: of prompts, of samples.
+    """Return the sampler's loop over tokens, and the bytes of its two caches on a chip: prompts, samples.
 
     Raises:
-      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
-      CheckpointError: these chips have no matrix units for that form.
+      MeshError: the mesh does not divide the model or the batch; the message names axis and sizes.
+      CheckpointError: these chips have no matrix units for the ``quantize`` form.
     """
     kind = jnp.dtype(dtype)
     if quantize is not None:
@@ -99,7 +99,7 @@ def sampling_program(
     check_shape(policy, shape, mesh)
     columns = round_up(shape.prefix, mesh.shape["sequence"])
     if columns < 1:
-        raise MeshError(f"prefix: expected a token at least, found {shape.prefix}")
+        raise MeshError(f"prefix: expected at least one token, found {shape.prefix}")
     sampler = make_program(policy, mesh=mesh, dtype=kind)
     weights = abstract_params(policy, dtype=kind, head_dtype=kind, quantize=quantize)
     shardings = program_shardings(sampler)

@@ -1,4 +1,4 @@
-"""The packed streams of a planned batch, with shapes in place of arrays."""
+"""Packed streams of a planned batch, with shapes in place of arrays."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ class BatchShape:
     prefix: int
     responses: int
     response_length: int
-    # so many trees in a row begin with the same profile, which the question of
-    # :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each
+    # number of consecutive trees with the same profile, each followed by a question of
+    # :data:`prb_jax.models.named_shapes.QUESTION_TOKENS`
     questions_per_user: int = 1
-    # the standard deviation of the logarithm of the prefixes' lengths, of which P is the median then; half of it is
-    # that # of the responses
+    # standard deviation of the logarithm of prefix lengths, with median P; responses have half of it, with
+    # median R
     spread: float = 0.0
 
 
 @dataclass(frozen=True)
 class PlannedStreams:
-    """The trees of a batch in one stream for each part that the mesh splits it into, as short as can be."""
+    """Trees of a batch in one stream per batch shard of the mesh, each stream as short as possible."""
 
     batch: StreamBatch  # ``ShapeDtypeStruct`` with shardings
-    trees: int  # that a stream has room for
-    responses: int  # of a tree, at most
-    # how often attention takes a step, for one head of the kernel or one round of the XLA program, on the device that
-    # has most to do
+    trees: int  # capacity of a stream in trees
+    responses: int  # most responses of a tree
+    # number of attention steps, for one head of the kernel or one round of the XLA program, on the busiest
+    # device
     steps: float
     kernel_bytes: (
-        float  # of keys and values that a kernel reads in all layers of a pass forward, on one device
+        float  # bytes of keys and values that a kernel reads in all layers of a forward pass, on one device
     )
-    flops: float  # of a pass forward on paper, on all devices together
-    tokens: int  # of the trees, shared ones once
-    computed: int  # tokens of all streams, padding included
+    flops: float  # analytic, of a forward pass, on all devices together
+    tokens: int  # of the trees; shared tokens count once
+    computed: int  # tokens of all streams with padding
 
     def extras(self, mesh: Mesh) -> Extras:
-        """Return what the loss takes beside the batch, with shapes in place of arrays."""
+        """Return the loss inputs beside the batch, with shapes in place of arrays."""
         sizes = (len(self.batch.tokens), self.trees, self.responses)
         labels, mask, places = (
             split_rows(mesh, kind, *sizes) for kind in (jnp.float32, jnp.bool_, jnp.int32)
@@ -72,14 +72,14 @@ class PlannedStreams:
 
 
 def split_rows(mesh: Mesh, dtype: Any, *sizes: int) -> Any:
-    """Return the shape of an array whose rows the mesh splits."""
+    """Return the shape of an array with rows split by the mesh."""
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
 
 
 def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
-    """Return the trees of a planned batch: of one size each, or with a spread log-normal lengths around the medians.
+    """Return the trees of a planned batch: all of one size, or with log-normal lengths around the medians.
 
-    Conversations of more than the longest number of tokens lose the end of their prefix.
+    Conversations longer than ``longest`` tokens lose the end of their prefix.
     """
     rng = np.random.default_rng(0)
 
@@ -99,9 +99,7 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
             np.full(min(size, longest // 2), number, np.int32) for number, size in enumerate(sizes)
         )
         ids = np.full(min(prefix, longest - max(map(len, responses))), 1 + number, np.int32)
-        if (
-            number % shape.questions_per_user
-        ):  # begins with the profile of the tree before, which may be shorter
+        if number % shape.questions_per_user:  # starts with the previous tree's profile, which may be shorter
             profile = min(len(ids), len(trees[-1].prefix)) - QUESTION_TOKENS
             ids[: max(profile, 0)] = trees[-1].prefix[: max(profile, 0)]
         trees.append(Tree(ids, responses, tuple(len(response) - 1 for response in responses)))
@@ -111,23 +109,21 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
 def planned_streams(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, attention: StreamAttention, reads_only: bool
 ) -> PlannedStreams:
-    """Pack the trees of a batch for a mesh whose devices need not be there.
+    """Pack the trees of a batch for a mesh; its devices need not exist.
 
     Args:
-      reads_only: the last layer is computed at the read places alone.
+      reads_only: If True, the last layer is computed only at the read places.
 
     Raises:
-      MeshError: fewer trees than parts.
+      MeshError: there are fewer trees than batch shards.
     """
     shards, trees = mesh_shape(mesh).batch_shards, drawn_trees(shape, longest=config.max_position_embeddings)
     if len(trees) < shards:
-        raise MeshError(
-            f"a batch of {len(trees)} trees leaves some of {shards} parts of the mesh without any"
-        )
+        raise MeshError(f"a batch of {len(trees)} trees leaves some of the {shards} parts of the mesh empty")
     options = stream_options(config, mesh, attention)
     packed = pack_together(trees, options)
     shorter = stream_options(config, mesh, attention, packed[0].shape.tokens)
-    if shorter.block != options.block:  # so short that smaller blocks suit it
+    if shorter.block != options.block:  # the stream is so short that smaller blocks suit it
         options, packed = shorter, pack_together(trees, shorter)
     batch = make_stream_batch(trees, packed, options)
     steps, kernel_bytes = _steps(config, batch, mesh)
@@ -144,7 +140,7 @@ def planned_streams(
 
 
 def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float, float]:
-    """The steps, and the bytes that a kernel reads, of layers that see all or of those with a window, the dearer."""
+    """Return steps and kernel bytes of full-attention layers, or of windowed layers if all layers have a window."""
     table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
     heads = config.num_attention_heads // mesh.shape["tensor"]
     if isinstance(table, StepTable):

@@ -1,4 +1,4 @@
-"""The tables of plans."""
+"""Tables of plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prb_jax.reports.table import Table, facts_table, number
 
 
 def plan_table(plan: Plan, *, title: str) -> Group:
-    """One plan."""
+    """Return the tables of one plan."""
     facts = {
         "fits": "yes" if plan.fits else "no",
         "chips, mesh, batch": f"{plan.chips}, {plan.mesh}, {plan.batch}",
@@ -41,7 +41,7 @@ def plan_table(plan: Plan, *, title: str) -> Group:
 
 
 def sampling_table(plan: SamplingPlan, *, title: str) -> Group:
-    """One plan of sampling."""
+    """Return the tables of a sampling plan."""
     facts = [
         ("cache of the prompts, a chip", _gib(plan.prefix_cache_bytes_per_chip)),
         ("cache of the samples, a chip", _gib(plan.sample_cache_bytes_per_chip)),
@@ -54,7 +54,7 @@ def sampling_table(plan: SamplingPlan, *, title: str) -> Group:
 
 
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
-    """Plans in their order, best first."""
+    """Return the table of several plans in the given order, best first."""
     columns = {
         "mesh": lambda plan: plan.mesh,
         "batch": lambda plan: f"{plan.batch:,}",
@@ -67,7 +67,7 @@ def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
 
 
 def policy_table(policy: PolicyPlan, *, title: str) -> Group:
-    """The plan of a policy: what is held, what is shared, and what each program takes."""
+    """Return the tables of a policy plan: memory held and shared, and the costs of each program."""
     room = _gib(policy.hbm_bytes_per_chip)
     facts = [
         ("fits", "yes" if policy.fits else "no"),
@@ -76,7 +76,7 @@ def policy_table(policy: PolicyPlan, *, title: str) -> Group:
     ]
     held = [(part, _gib(size), policy.shared.get(part, "")) for part, size in policy.held.items()]
     held.append(("all", _gib(sum(policy.held.values())), ""))
-    meanings = {"place": "place: weights are split for drawing", "draw": "draw: a token of each rollout"}
+    meanings = {"place": "place: split weights for drawing", "draw": "draw: one token per rollout"}
     programs = [
         (meanings.get(name, name), _gib(policy.peaks[name]), _seconds(plan))
         for name, plan in policy.programs.items()
@@ -84,23 +84,23 @@ def policy_table(policy: PolicyPlan, *, title: str) -> Group:
     return Group(
         facts_table(facts, title=title),
         Table("", ("held", "a chip", "shares"), held),
-        Table("", ("program", "peak a chip, all that is held included", "time, at best"), programs),
+        Table("", ("program", "peak a chip, with all held memory", "time, at best"), programs),
         *_engines(policy.fits),
     )
 
 
 def _engines(fits: bool) -> tuple[str, ...]:
-    """What to do where a policy does not fit."""
+    """Return advice for a policy that does not fit."""
     if fits:
         return ()
     return (
-        "It does not fit. Take more chips, or let an engine draw and train: tunix on TPUs, TRL or verl with vLLM on "
+        "It does not fit. Use more chips, or let an engine draw and train: tunix on TPUs, TRL or verl with vLLM on "
         "GPUs, with this reward by prb.reward_fn or prb serve (docs/engines.md); texts: prb sample --endpoint.",
     )
 
 
 def verdict(plan: Plan) -> str:
-    """Return one plan in a few words."""
+    """Return a one-line summary of a plan."""
     size = f"{_gib(plan.peak_bytes_per_chip)} of {_gib(plan.hbm_bytes_per_chip)} a chip"
     seconds = "" if plan.estimated_seconds is None else f", {_seconds(plan)}"
     return f"{'fits' if plan.fits else 'does not fit'}, {size}{seconds}"

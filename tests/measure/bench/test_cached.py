@@ -28,7 +28,7 @@ def test_people_with_several_questions(folder: Path, bench, capsys: pytest.Captu
     assert alone["people_speedup"] is None
     assert people["people_speedup"] > 0
     shown = capsys.readouterr().out
-    assert "x of it person by person" in shown
+    assert "x of the rival, person by person" in shown
     assert "speed-up, person by person" in shown
 
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: P
     decoder = write_tiny_model(tmp_path / "qwen3", "qwen3")
     for model, file, words, message in (
         (folder, bare, "", "bare.jsonl: no comparison has a profile to rank"),
-        (folder, data, "--users 9", "4 users have a profile, and 9 are asked for"),
+        (folder, data, "--users 9", "4 users have a profile, expected 9 or more"),
         (
             folder, data, "--users 2 --against transformers --against-users 3",
             "against_users 3: more than the 2 users that are ranked",

@@ -67,7 +67,7 @@ def test_the_rows_fill_the_device(where: Machine, models: list[str], without_ker
 
 def test_a_rival_that_is_not_there_is_named() -> None:
     """TPUs have no torch, this GPU has a torch without it, this CPU no TRL."""
-    assert "torch has no tpu here" in missing_rivals(V5E)["transformers"]
+    assert "torch does not support tpu here" in missing_rivals(V5E)["transformers"]
     blind = machine("gpu", "NVIDIA H100", 79, torch_device="cpu")
     assert "sees no GPU" in missing_rivals(blind)["trl"]
     bare = machine("cpu", "x", 8)
@@ -178,7 +178,7 @@ def test_another_machine_or_version_needs_another_folder(tmp_path: Path) -> None
     newer.versions["jax"] = "2.0"
     with pytest.raises(RunError, match=r'versions.jax: "1.0" -> "2.0"[^$]*another folder'):
         measure(tmp_path, Fake(newer))
-    unknown = "--rows: no row score-k3 on this machine; there are parity-float32-auto"
+    unknown = "--rows: unknown row score-k3 on this machine; expected parity-float32-auto"
     with pytest.raises(RunError, match=unknown):
         measure(tmp_path, Fake(), rows=["score-k3"])
 

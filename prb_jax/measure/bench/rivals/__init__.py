@@ -1,1 +1,1 @@
-"""The usual ways of scoring, ranking and training, to measure against. The only room that imports torch."""
+"""Other libraries' scoring, ranking and training, for comparison. Only this package imports torch."""

@@ -1,7 +1,7 @@
-"""The usual ways of transformers, for comparison.
+"""Scoring, sampling and ranking with transformers, for comparison.
 
-Padded batches of conversations, a script with the cache of a prefix, `generate`, and the ranking of profiles as the
-ranking script of Personalised RewardBench runs it: one question after the other, alone, then its posts in the order
+This module has padded batches of conversations, a script that caches a prefix, `generate`, and profile ranking. The
+ranking follows the script of Personalised RewardBench: one question at a time, alone, then its posts in the order
 of the profile, 16 at a time, padded to the longest of the 16.
 """
 
@@ -22,15 +22,15 @@ from prb_jax.study.retrieval.rank_profiles import Query
 from prb_jax.trees.tree import Tree, build_tree
 
 BATCH = 8
-"""Conversations of a call, or texts that are drawn at a time, unless a single prompt has more samples."""
+"""Conversations per call, or texts per call of `generate` unless a single prompt has more samples."""
 
-RANKED_AT_ONCE = 16  # posts of a call
-PEAK_SECONDS = 1.0  # for which products of one size are repeated
+RANKED_AT_ONCE = 16  # posts per call
+PEAK_SECONDS = 1.0  # duration of repeated products of one size
 
 
 @dataclass(frozen=True)
 class PaddedRun:
-    """One timed pass: conversations scored, their real tokens and those computed, and scores, float64 [sequences]."""
+    """One timed pass: number of conversations, their tokens without and with padding, scores float64 [sequences]."""
 
     seconds: float
     sequences: int
@@ -40,7 +40,7 @@ class PaddedRun:
 
 
 def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
-    """Conversations in batches of eight: of eight comparisons their first responses, then their second, ..."""
+    """Return conversations in batches of eight: the first responses of eight comparisons, then the second ones, ..."""
     batches: list[list[np.ndarray]] = []
     for start in range(0, len(trees), BATCH):
         group = trees[start : start + BATCH]
@@ -48,17 +48,17 @@ def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
             for k in range(max(len(tree.responses) for tree in group)):
                 batches.append([tree.sequence(k) for tree in group if k < len(tree.responses)])
         else:
-            # Too few comparisons for a batch: their conversations fill it.
+            # Too few comparisons for a batch: fill it with all their conversations.
             flat = [tree.sequence(k) for tree in group for k in range(len(tree.responses))]
             batches.extend(flat[i : i + BATCH] for i in range(0, len(flat), BATCH))
     return batches
 
 
 def import_torch() -> Any:
-    """Return the module torch, without which transformers runs no model.
+    """Return the module torch, which transformers requires for running models.
 
     Raises:
-      RunError: it is not installed.
+      RunError: torch is not installed.
     """
     try:
         import torch
@@ -70,8 +70,8 @@ def import_torch() -> Any:
 
 
 def torch_peak(dtype: str) -> float:
-    """FLOP/s of the best of some large products of torch in ``dtype``, as
-    :func:`prb_jax.models.flops.measured_peak` is for JAX."""
+    """Return torch's best FLOP/s over some large matrix products in ``dtype``, like
+    :func:`prb_jax.models.flops.measured_peak` for JAX."""
     torch = import_torch()
     on_gpu = torch.cuda.is_available()
     best = 0.0
@@ -94,7 +94,7 @@ def _device() -> str:
 
 
 def _open(auto: str, model: Path | Mapping[str, Any], *, dtype: str, left_out: Sequence[str] = ()) -> Any:
-    """A model of a folder; or of the contents of a ``config.json``, with random weights, on the CPU or the GPU."""
+    """Return the model of a folder, or of the contents of a ``config.json`` with random weights, on the CPU or GPU."""
     torch = import_torch()
     import transformers
 
@@ -113,7 +113,7 @@ def _open(auto: str, model: Path | Mapping[str, Any], *, dtype: str, left_out: S
 def _padded(
     sequences: Sequence[np.ndarray], *, before: int = 0, left: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [B, L] and the mask [B, before + L] of sequences, padded by id 0, at the left or at the right."""
+    """Return ids [B, L] and mask [B, before + L] of sequences, padded with id 0 at the left or right."""
     longest = max(map(len, sequences))
     ids = np.zeros((len(sequences), longest), np.int64)
     mask = np.zeros((len(sequences), before + longest), np.int64)
@@ -126,19 +126,19 @@ def _padded(
 
 
 class TransformersScorer:
-    """A classifier of transformers, scoring padded batches on the CPU or the GPU."""
+    """A transformers classifier that scores padded batches on the CPU or GPU."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
-        """From a folder; or from the contents of a ``config.json``, with random weights."""
+        """Open a folder, or the contents of a ``config.json`` with random weights."""
         self._torch: Any = import_torch()
         self.device = _device()
         self.same_weights = isinstance(model, Path)
         self.model: Any = _open("AutoModelForSequenceClassification", model, dtype=dtype)
-        # transformers reads a score at the last token that is not padding: id 0 ends no response here.
+        # transformers reads the score at the last token other than padding; no response here ends with id 0.
         self.model.config.pad_token_id = 0
 
     def run(self, batches: Sequence[Sequence[np.ndarray]]) -> PaddedRun:
-        """Scores the batches one after another."""
+        """Score the batches one after another."""
         torch = self._torch
         scores: list[np.ndarray] = []
         sequences = tokens = padded = 0
@@ -158,7 +158,7 @@ class TransformersScorer:
 
 
 def trees_of_people(trees: Sequence[Tree], questions: int) -> list[Tree]:
-    """Return a tree for each person: every ``questions`` trees in a row begin alike, and become one."""
+    """Return one tree per person: merge every ``questions`` consecutive trees, which begin alike."""
     people = [trees[start : start + questions] for start in range(0, len(trees), questions)]
     return [
         build_tree([tree.sequence(k) for tree in person for k in range(len(tree.responses))])
@@ -167,10 +167,10 @@ def trees_of_people(trees: Sequence[Tree], questions: int) -> list[Tree]:
 
 
 class CachedScorer:
-    """A classifier of transformers that computes each tree's prefix once."""
+    """A transformers classifier that computes each tree's prefix once."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, responses: int | None = None) -> None:
-        """As a `TransformersScorer`, with ``responses`` responses in one padded batch; all of a tree if None.
+        """Like `TransformersScorer`, with ``responses`` responses in one padded batch; all of a tree if None.
 
         Each response of a batch has a copy of the prefix's keys and values.
         """
@@ -180,7 +180,7 @@ class CachedScorer:
         self.body: Any = getattr(plain.model, plain.model.base_model_prefix)
 
     def run(self, trees: Sequence[Tree]) -> PaddedRun:
-        """Scores the responses of the trees one tree after another, in the order of trees and responses."""
+        """Score the responses one tree after another, in the order of trees and responses."""
         scores: list[np.ndarray] = []
         sequences = tokens = padded = 0
         start = time.perf_counter()
@@ -218,7 +218,7 @@ class CachedScorer:
 
 @dataclass(frozen=True)
 class GeneratedRun:
-    """One timed pass: the tokens drawn, and the ids of each call, [sequences, new tokens]."""
+    """One timed pass: number of tokens drawn, and the ids of each call, [sequences, new tokens]."""
 
     seconds: float
     tokens: int
@@ -226,10 +226,10 @@ class GeneratedRun:
 
 
 class TransformersSampler:
-    """A causal language model of transformers on the CPU or the GPU."""
+    """A transformers causal language model on the CPU or GPU."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
-        """From a folder; or from the contents of a ``config.json``, with random weights."""
+        """Open a folder, or the contents of a ``config.json`` with random weights."""
         self._torch: Any = import_torch()
         self.device = _device()
         self.same_weights = isinstance(model, Path)
@@ -265,22 +265,22 @@ class TransformersSampler:
 
 @dataclass(frozen=True)
 class PaddedRanking:
-    """One timed pass: posts ranked, equal ones counted each time, their real tokens and those computed."""
+    """One timed pass: number of posts with repetitions, and their tokens without and with padding."""
 
     seconds: float
     posts: int
     tokens: int
     padded_tokens: int
-    orders: list[list[int]]  # for each query all positions of its posts, the best one first
-    # for each query the dot products of its posts, float32 [posts], in the order of the profile
+    orders: list[list[int]]  # per query, the positions of all its posts, best first
+    # per query, the dot products of its posts, float32 [posts], in the order of the profile
     scores: list[np.ndarray]
 
 
 class TransformersRanker:
-    """An encoder of transformers in float32, on the CPU or the GPU."""
+    """A transformers encoder in float32, on the CPU or GPU."""
 
     def __init__(self, folder: Path, *, pooling: Pooling, max_length: int) -> None:
-        """From a folder; texts are cut, lower-cased and pooled as our side does."""
+        """Open a folder; texts are cut, lower-cased and pooled as on our side."""
         torch = import_torch()
         from transformers import AutoModel, AutoTokenizer
 
@@ -291,7 +291,7 @@ class TransformersRanker:
         self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self.device).eval()
 
     def run(self, queries: Sequence[Query]) -> PaddedRanking:
-        """Ranks the posts of one query after another."""
+        """Rank the posts of one query after another."""
         torch = self._torch
         tokens = padded = 0
         orders: list[list[int]] = []
@@ -313,7 +313,7 @@ class TransformersRanker:
         return PaddedRanking(seconds, sum(map(len, orders)), tokens, padded, orders, scores)
 
     def _embed(self, texts: Sequence[str]) -> tuple[Any, Any]:
-        """Vectors [B, D] and the mask [B, L] of one batch."""
+        """Return vectors [B, D] and mask [B, L] of one batch."""
         if self._pooling.lowercase:
             texts = [text.lower() for text in texts]
         inputs = self._tokenizer(

@@ -1,4 +1,4 @@
-"""The usual way of training, for comparison: TRL's RewardTrainer and GRPOTrainer, their steps without bookkeeping."""
+"""Training with TRL, for comparison: the steps of RewardTrainer and GRPOTrainer without their bookkeeping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prb_jax.trees.tree import Tree
 
 @dataclass(frozen=True)
 class Trl:
-    """The packages, and the device that torch uses."""
+    """The imported packages, and the device that torch uses."""
 
     torch: Any
     transformers: Any
@@ -31,7 +31,7 @@ class Trl:
     device: str
 
     def arguments(self, folder: tempfile.TemporaryDirectory[str]) -> dict[str, Any]:
-        """Return arguments of every trainer: its step is timed without reports, and without gradient checkpointing."""
+        """Return common arguments of the trainers: no reports, and no gradient checkpointing."""
         return {
             "output_dir": folder.name,
             "use_cpu": self.device == "cpu",
@@ -41,13 +41,13 @@ class Trl:
         }
 
     def narrow(self, dtype: str) -> Any:
-        """Return the context in which TRL computes by default: in bfloat16 autocast over float32 weights."""
+        """Return the context of TRL's default precision: bfloat16 autocast over float32 weights."""
         if dtype != "bfloat16":
             return contextlib.nullcontext()
         return self.torch.autocast(self.device, dtype=self.torch.bfloat16)
 
     def update(self, model: Any, optimizer: Any, *, clip: float | None) -> None:
-        """Clip the gradients to a norm where there is one, let the optimiser take its step, and wait for the device."""
+        """Clip the gradients if ``clip`` is given, take an optimiser step, and wait for the device."""
         if clip is not None:
             self.torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -57,7 +57,7 @@ class Trl:
 
 
 def open_trl() -> Trl:
-    """Import the packages; RunError where one of them is not installed."""
+    """Import the packages; raise RunError if one of them is not installed."""
     try:
         import torch
         import transformers
@@ -68,22 +68,22 @@ def open_trl() -> Trl:
     return Trl(torch, transformers, trl, "cuda" if torch.cuda.is_available() else "cpu")
 
 
-# Pairs of a microbatch: without gradient checkpointing eight long pairs do not fit in a laptop's memory,
-# and on a CPU they would be no faster.
+# Pairs per microbatch: without gradient checkpointing eight long pairs do not fit in a laptop's memory,
+# and on a CPU larger batches are not faster.
 _PAIRS = {"cpu": 2, "cuda": 8}
 
 
 class TrlTrainer:
-    """RewardTrainer's collator and loss, torch's backward pass, clipping and AdamW: its step without its bookkeeping.
+    """RewardTrainer's collator and loss, with torch's backward pass, clipping and AdamW: its step without bookkeeping.
 
-    Gradient checkpointing is off. In bfloat16 it trains as TRL does by default: float32 weights under
+    Gradient checkpointing is off. In bfloat16 it uses TRL's default precision: float32 weights under
     autocast.
     """
 
     def __init__(self, config: DecoderConfig, params: Params, *, dtype: str, pairs: int | None) -> None:
-        """Make a classifier of transformers with our weights, and activations in a dtype.
+        """Make a transformers classifier with our weights, and activations in ``dtype``.
 
-        A microbatch has so many pairs; two on CPUs and eight on GPUs if not given.
+        A microbatch has ``pairs`` pairs; default: two on CPUs, eight on GPUs.
         """
         from datasets import Dataset
 
@@ -101,7 +101,7 @@ class TrlTrainer:
         self._trainer: Any = self._trl.trl.RewardTrainer(
             model=model.to(self.device),
             args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
-            # which the trainer asks for; batches are given to it directly
+            # the trainer requires one; run() passes batches directly
             train_dataset=Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]}),
             processing_class=_padding_tokenizer(),
         )
@@ -115,7 +115,7 @@ class TrlTrainer:
         )
 
     def run(self, trees: Sequence[Tree]) -> TimedStep:
-        """One step over these pairs."""
+        """Run one step over these pairs."""
         trainer = self._trainer
         total = 0.0
         tokens = padded = 0
@@ -136,7 +136,7 @@ class TrlTrainer:
 
 
 def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params) -> None:
-    """Our weights into transformers' tensors, one at a time."""
+    """Copy our weights into transformers' tensors, one at a time."""
     tensors = dict(model.named_parameters())
     leaves = flatten(params)
     with torch.no_grad():
@@ -148,7 +148,7 @@ def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params)
 
 
 def _padding_tokenizer() -> Any:
-    """A tokenizer that knows nothing but padding, which is id 0: no response of the workload ends with it."""
+    """Return a tokenizer with only a padding token, id 0: no response of the workload ends with it."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -156,13 +156,13 @@ def _padding_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<pad>")
 
 
-# Rollouts of a microbatch, as in the comparison of reward models' training.
+# Rollouts per microbatch, twice the pairs above.
 _ROWS = {"cpu": 4, "cuda": 16}
 
 
 @dataclass(frozen=True)
 class PolicyStep:
-    """Wall seconds of one step, its mean tokens of a rollout, and the tokens of its prompts."""
+    """Wall seconds of one step, its mean tokens per rollout, and the tokens of its prompts."""
 
     rollout_seconds: float
     update_seconds: float
@@ -171,17 +171,17 @@ class PolicyStep:
 
 
 class TrlPolicyTrainer:
-    """GRPOTrainer's own generation, advantages, reference and loss; torch's backward pass, clipping and AdamW.
+    """GRPOTrainer's own generation, advantages, reference and loss, with torch's backward pass, clipping and AdamW.
 
-    Its step without its bookkeeping. Gradient checkpointing is off. In bfloat16 it trains as TRL does by default:
+    This is its step without bookkeeping. Gradient checkpointing is off. In bfloat16 it uses TRL's default precision:
     float32 weights under autocast.
     """
 
     def __init__(self, texts: Sequence[str], options: BenchOptions, *, dtype: str) -> None:
-        """Load the model of the options, for the texts of user's turns; activations are in a dtype.
+        """Load the options' model, with ``texts`` as user turns and activations in ``dtype``.
 
         Raises:
-          RunError: torch or TRL is not installed, or the rows of a microbatch do not divide the samples of a step.
+          RunError: torch or TRL is not installed, or the microbatch size does not divide the samples of a step.
         """
         from datasets import Dataset
 
@@ -224,7 +224,7 @@ class TrlPolicyTrainer:
         )
 
     def run(self) -> PolicyStep:
-        """One step over all prompts."""
+        """Run one step over all prompts."""
         trainer = self._trainer
         drawing: list[float] = []
         inside = type(trainer)._generate

@@ -1,4 +1,4 @@
-"""A serving engine, for comparison: vLLM's classification path, which batches and shares prefixes by itself."""
+"""A serving engine for comparison: vLLM's classification path, with its own batching and prefix sharing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import numpy as np
 from prb_jax.errors import RunError
 from prb_jax.measure.bench.rivals.transformers import PaddedRun
 
-MEMORY_SHARE = 0.45  # of the GPU's memory, for vLLM: the other side's weights are in it too
+MEMORY_SHARE = 0.45  # vLLM's share of GPU memory, which our weights use too
 
 
 class VllmScorer:
-    """A classifier in vLLM, given token ids; prefix caching is on, so that a comparison's prefix can be shared.
+    """A classifier in vLLM for token ids; prefix caching is on, so a comparison's prefix can be shared.
 
-    Its scores are not compared: vLLM puts them through an activation.
+    Its scores are not compared, because vLLM passes them through an activation.
     """
 
     same_weights = False
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, longest: int) -> None:
-        """From a folder, or a ``config.json``'s contents with random weights, for conversations of a length."""
+        """Open a folder, or a ``config.json``'s contents with random weights; ``longest`` is the limit in tokens."""
         try:
             vllm: Any = importlib.import_module("vllm")
         except ImportError as error:
@@ -54,10 +54,10 @@ class VllmScorer:
         )
 
     def run(self, batches: Sequence[Sequence[np.ndarray]]) -> PaddedRun:
-        """Scores all conversations of the batches at once: vLLM deals them itself, and pads nothing."""
+        """Score all conversations of the batches at once: vLLM makes its own batches, without padding."""
         sequences = [ids for batch in batches for ids in batch]
         prompts = [{"prompt_token_ids": ids.tolist()} for ids in sequences]
-        self._engine.reset_prefix_cache()  # or a second round would find the first one's work
+        self._engine.reset_prefix_cache()  # a second round must not reuse the first round's work
         start = time.perf_counter()
         outputs = self._engine.encode(prompts, pooling_task="classify", use_tqdm=False)
         seconds = time.perf_counter() - start
