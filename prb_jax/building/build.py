@@ -110,9 +110,7 @@ def build(
         gated.check()
         gated.warn()
         if not gated.kept:
-            raise RunError(
-                f"{folder}: no pair is left of {len(records):,} records; see {GATES_FILE} for the reasons"
-            )
+            raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} has reasons")
         product, command = settings.product, run.record.get("command") or []
         if command:  # it must repeat the build: the first command, with the gates that were relaxed later
             later = sorted(set(relaxed) - set(run.record["sessions"][0].get("relax", ())))

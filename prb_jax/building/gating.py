@@ -21,7 +21,7 @@ REWARDS: Final = "reward_models"
 """Sub-folder of a build with evaluations of reward models, which see no user."""
 
 Finder = Callable[[Sequence[Pair]], Mapping[str, str]]
-"""Maps pairs to the ids of those with a fault, each with the reason."""
+"""Maps pairs to the ids of faulty ones, each with the reason."""
 
 Measure = Callable[[Sequence[Pair]], GateFigure]
 
@@ -96,9 +96,7 @@ class GatedPairs:
             plugin = get("gates", name)
             about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
             definition = f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
-        untried = GateFigure(
-            None, len(self.kept), passed=False, note="not tried: its model or data are not given"
-        )
+        untried = GateFigure(None, len(self.kept), passed=False, note="not tried: no model or data given")
         self.results.append(GateResult(name, definition, before, after or untried, dropped, relaxed, tried))
 
     def with_provenance(self, pair: Pair) -> Pair:

@@ -1,6 +1,6 @@
-"""The verbs of the command line: for each one function adds its arguments, and one calls the library and prints.
+"""Verbs of the command line: for each verb one function adds its arguments, and another runs it and prints.
 
-To add one, write such a file and name the verb in `VERBS`.
+To add a verb, write such a file and list the verb in `VERBS`.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ VERBS = {
     "evaluate": {
         "quickstart": "a first table: two small reward models trained and evaluated in minutes",
         "evaluate": "score comparisons with a reward model or a baseline",
-        "merge": "make one run of the parts of a command with --part",
-        "judge": "let a language model choose between two responses, or rate each",
-        "aspects": "let a language model write what each user wants, for --aspects",
+        "merge": "merge the parts of a command with --part into one run",
+        "judge": "let a language model compare two responses, or rate each",
+        "aspects": "let a language model write down what each user wants, for --aspects",
     },
     "train": {
         "train": "train a reward model",
@@ -23,38 +23,38 @@ VERBS = {
         "features": "write a model's states at every response and post of a data set",
         "personalise": "compare methods that learn a person's taste from few comparisons",
         "methods": "list the methods of personalisation, for --methods of prb personalise",
-        "ask": "which question to put to a person next, and what its answer tells",
+        "ask": "choose the next question for a person, by how much its answer teaches",
         "rank-profiles": "order each user's posts by their relevance to the question",
     },
     "behave": {
         "sample": "draw texts from a language model for the prompts of a data set",
-        "best-of-n": "how good the best of k samples is, as reward models choose it",
-        "distil": "write samples and their rewards as training data: the best against a worse one",
-        "guide": "draw texts that a reward model guides token by token, or chunk by chunk",
-        "policy-accuracy": "how often a guided policy gives the preferred response the higher score",
-        "correlate": "does a benchmark predict a behaviour? intervals and tests",
-        "ppo": "train a language model by a reward",
+        "best-of-n": "measure the quality of the best of k samples chosen by reward models",
+        "distil": "turn samples and their rewards into training pairs: the best against a worse one",
+        "guide": "draw texts guided by a reward model, token by token or chunk by chunk",
+        "policy-accuracy": "measure how often a guided policy scores the preferred response higher",
+        "correlate": "test how well a benchmark predicts a behaviour",
+        "ppo": "train a language model with a reward",
     },
     "build": {
-        "build": "build a personalised benchmark, and show by gates that it is sound",
+        "build": "build a personalised benchmark, and test it for faults",
         "personas": "write the generated benchmark as JSON lines",
         "past-texts": "write preference pairs from texts that people wrote themselves",
         "prepare": "check and tokenise a large data set once, for random access",
-        "split": "write a data set as parts without a common user, or question",
-        "audit": "let people judge pairs on a local page, and tell how much they agree",
+        "split": "split a data set into parts that share no user, or no question",
+        "audit": "let people judge pairs on a local page, and measure their agreement",
     },
     "serve": {"serve": "answer HTTP requests for scores"},
     "look": {
-        "inspect": "say what a checkpoint is and check it, without reading its weights",
+        "inspect": "describe and check a checkpoint, without reading its weights",
         "compare": "compare finished runs on the same data: paired differences, tests",
         "leaderboard": "show all runs of prb evaluate below a folder in one table",
         "report": "write a page about runs: figures, comparisons, pairs to read",
-        "plan": "does a model fit a TPU slice, and how fast? no TPU is needed",
+        "plan": "check if a model fits a TPU slice, and how fast it runs; needs no TPU",
         "bench": "time scoring, training, sampling, serving or loading on this machine",
         "completion": "print a script that completes prb in your shell",
     },
 }
-"""Every verb, by what it is for. Its functions `add` and `run` are in the file of its name, but for SHARED."""
+"""Every verb, by purpose. Its functions `add` and `run` are in the file of its name, except for SHARED."""
 
 SHARED = {
     "quickstart": "first_steps",
@@ -69,11 +69,11 @@ SHARED = {
     **dict.fromkeys(("features", "methods", "ask"), "personalise"),
     **dict.fromkeys(("best-of-n", "distil", "guide", "policy-accuracy"), "sample"),
 }
-"""The file of a verb that shares it with others; its functions there are `add_VERB` and `run_VERB`."""
+"""File of a verb that shares it with others; its functions there are `add_VERB` and `run_VERB`."""
 
 
 def functions_of(verb: str) -> tuple[Callable[..., None], Callable[..., int | None]]:
-    """Return what adds the arguments of a verb to a parser, and what runs it and returns its status, None for 0."""
+    """Return the function that adds a verb's arguments, and the function that runs it (exit status, or None for 0)."""
     name = verb.replace("-", "_")
     module = import_module(f"prb_jax.commands.{SHARED.get(verb, name)}")
     ending = f"_{name}" if verb in SHARED else ""

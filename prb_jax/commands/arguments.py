@@ -1,4 +1,4 @@
-"""The parser of all verbs, the arguments that several of them have, and the call of a function with them."""
+"""Parser of all verbs, arguments that several verbs share, and function calls with parsed arguments."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Options = TypeVar("Options")
 Result = TypeVar("Result")
 
 REWARD_MODEL = "revision base tokenizer chat_template readout"
-"""How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
+"""Fields of `LoadOptions` about reading a reward model; other models have no read-out."""
 
 OF_REWARDS = " ".join(("readout", *IMPLICIT))
-"""Fields of `LoadOptions` that are about rewards: a language model that writes or judges has none."""
+"""Fields of `LoadOptions` about rewards, which language models that write or judge do not use."""
 
-_FEW_VERBS = 12  # so many are named where another one was asked for
+_FEW_VERBS = 12  # most choices that an error about an unknown verb lists
 
 
 class Parser(argparse.ArgumentParser):
-    """Short usage, errors of one line, and no abbreviated flags: a new flag must not change an old command.
+    """Parser with short usage, one-line errors, and no abbreviated flags: a new flag must not change an old command.
 
     Attributes:
-      needed: names of options that are required, but may stand in a config file.
-      made: by the name of a parameter, what makes its value of the options of a command line; see `fields`.
+      needed: Names of required options that a config file may contain instead.
+      made: Functions by parameter name; each makes the parameter's value from a command line's options, see `fields`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -57,13 +57,13 @@ class Parser(argparse.ArgumentParser):
         """Add an argument.
 
         Args:
-          spec: as the usage shows it: "--flag" alone, "--flag VALUE", "--flag LOW HIGH" for two, "--flag VALUE ..." for
-            several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
-          about: the help; the default is written behind it.
-          kind: of the value, which turns a text into it.
-          default: where nothing is given.
-          extend: a flag of several values without a default may be repeated, and each adds to those before it.
-          more: as of argparse.
+          spec: Usage text: "--flag" for no value, "--flag VALUE", "--flag LOW HIGH" for two values, "--flag VALUE ..."
+            for several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
+          about: Help text; the default is appended.
+          kind: Function that converts a text to the value.
+          default: Value if the argument is missing.
+          extend: If True, a flag of several values without a default may be repeated, and the values add up.
+          more: Other arguments of argparse.
         """
         several = spec.rstrip("]").endswith(" ...")
         name, _, metavar = spec.strip("[]").removesuffix(" ...").partition(" ")
@@ -88,14 +88,14 @@ class Parser(argparse.ArgumentParser):
     def fields(
         self, kind: type, names: str = "", *, without: str = "", make: str = "", **changes: Mapping[str, Any]
     ) -> None:
-        """Add a flag for options of a dataclass and of its sections: all that they say is made from their fields.
+        """Add flags for the options of a dataclass and its sections; their fields define the flags.
 
         Args:
-          kind: the dataclass; `chosen` makes one of the flags.
-          names: of the options, with blanks between them; all if not given.
-          without: names of options that get no flag.
-          make: the parameter to which `call` passes the dataclass that the flags make.
-          changes: by name, attributes of :class:`prb_jax.records.options.Option` that this verb has otherwise.
+          kind: The dataclass; `chosen` makes one from the flags.
+          names: Option names separated by blanks; default: all.
+          without: Names of options that get no flag.
+          make: Parameter for which `call` passes the dataclass made from the flags.
+          changes: Attributes of :class:`prb_jax.records.options.Option` that differ for this verb, by option name.
         """
         known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
         for name in names.split() or [name for name in known if name not in without.split()]:
@@ -117,18 +117,18 @@ class Parser(argparse.ArgumentParser):
         if make:
             self.made[make] = partial(chosen, kind=kind)
 
-    def data(self, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
+    def data(self, *, about: str = "Data sources, see `prb evaluate`", required: bool = True) -> None:
         """Add `--data`, `--subset` and `--limit`."""
         self.option("--data NAME_OR_PATH ...", about, required=required)
-        self.option("--subset S", "one subset of the data")
-        self.option("--limit N", "the first N comparisons of each source", positive)
+        self.option("--subset S", "One subset of the data")
+        self.option("--limit N", "Only the first N comparisons of each source", positive)
 
     def columns(self) -> None:
         """Add `--columns` and `--rendered`; `with_columns` reads them."""
         self.option(
             "--columns FIELD=COLUMN ...",
-            "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
-            'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
+            "Fields with other names in the data, e.g. user_id=voter profile=posts; for other verbs and in "
+            'configs, append them to the data name: "FILE?user_id=voter&profile=posts"',
             extend=False,
         )
         self.option(
@@ -139,16 +139,16 @@ class Parser(argparse.ArgumentParser):
 
     def history(self) -> None:
         """Add `--history`."""
-        self.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: their posts alone)")
+        self.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: only their posts)")
 
     def prompt(self, *, of: str, rows: str = "") -> None:
-        """Add what a language model `of` a verb is shown, and how many `rows`, its texts, are drawn at a time."""
-        about = f"posts of the user's profile that the {of} sees"
+        """Add options for the input of a verb's language model (`of`), and for its texts (`rows`) drawn at a time."""
+        about = f"Posts of the user's profile that the {of} sees"
         self.option("--profile-posts N", about, not_negative, default=10)
-        about = f"most tokens of prompt and {rows or 'response'} (default: the model's)"
+        about = f"Most tokens of prompt and {rows or 'response'} (default: the model's)"
         self.option("--max-length L", about, positive)
         if rows:
-            self.option("--rows N", f"{rows}s that are drawn at a time", positive)
+            self.option("--rows N", f"{rows}s drawn at a time", positive)
 
     def endpoint(self) -> None:
         """Add the options of a language model behind an endpoint, which `call` passes as `endpoint`."""
@@ -181,32 +181,32 @@ class Parser(argparse.ArgumentParser):
         )
 
     def part(self, does: str) -> None:
-        """Add `--part`; `does` says what is done with a part."""
-        about = f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
+        """Add `--part`; `does` is the verb's action on a part."""
+        about = f"{does} only part I of N, as one of N jobs; `prb merge` makes one run of them"
         self.option("--part I/N", about)
 
     def long_run(self, kept: str, *, distributed: bool = True) -> None:
-        """Add `--no-progress` and `--distributed`; what is ``kept`` is said where the run is interrupted."""
+        """Add `--no-progress` and `--distributed`; an interrupted run prints ``kept``."""
         self.set_defaults(after_interrupt=kept)
-        self.option("--no-progress", "show no progress")
+        self.option("--no-progress", "Show no progress")
         if distributed:
-            about = "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
+            about = "Run as one of several processes (TPU pod, Slurm, GKE), all started with the same command"
             self.option("--distributed", about)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse as argparse does, but words that may be left out may also stand behind flags."""
+        """Parse like argparse, but optional words may also follow flags."""
         self.usage = self.usage or self._short_usage()
         optional = any(action.nargs in ("?", "*") for action in self._get_positional_actions())
         if self._intermixed or not optional:
             return super().parse_known_args(args, namespace)
-        self._intermixed = True  # the method below calls this one
+        self._intermixed = True  # the method below calls this method
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._intermixed = False
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse, and refuse unknown words with the nearest flag of the verb."""
+        """Parse, and reject unknown words with a hint to the verb's nearest flag."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             verb: Parser = getattr(options, "parser", self)
@@ -238,12 +238,12 @@ class Parser(argparse.ArgumentParser):
         return " ".join([*words, "[options]"])
 
     def require(self, missing: Sequence[str]) -> None:
-        """End the process with status 2 where arguments are missing, which are named as the user writes them."""
+        """End the process with status 2 if arguments are missing; the message names them as in the usage."""
         if missing:
             self.error(f"the following arguments are required: {', '.join(missing)}")
 
     def error(self, message: str) -> NoReturn:
-        """End the process with status 2, after one line."""
+        """End the process with status 2, after a one-line message."""
         self.exit(2, f"prb: error: {printable(message)} (see `{self.prog} --help`)\n")
 
 
@@ -253,7 +253,7 @@ def _hint(word: str, known: Any) -> str:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return `--profile_posts=3` as `--profile-posts=3`; values stay as they are."""
+    """Rewrite `--profile_posts=3` as `--profile-posts=3`; values stay as they are."""
     spelled = list(arguments)
     end = spelled.index("--") if "--" in spelled else len(spelled)
     for position, argument in enumerate(spelled[:end]):
@@ -264,7 +264,7 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
 
 
 def number_type(option: Option, kind: type = int) -> Callable[[str], Any]:
-    """Return the function that makes a number within the bounds of an option from a text."""
+    """Return a function that converts a text to a number within an option's bounds."""
     whole = kind is int
     words = {1: "a number above 0", 0: "0 or more"} if whole and option.most is option.below is None else {}
     expected = words.get(-1 if option.least is None else int(option.least), option.bounds)
@@ -287,20 +287,20 @@ not_negative = number_type(Option(least=0))
 
 
 def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return the function that makes numbers from a text with commas between them, as in "1,5,15"."""
+    """Return a function that converts comma-separated numbers, e.g. "1,5,15"."""
 
     def numbers(text: str) -> tuple[Any, ...]:
         try:
             return tuple(number(part) for part in text.split(","))
         except argparse.ArgumentTypeError as error:
-            expected = f"expected numbers as in 1,5,15, found {text!r}"
+            expected = f"expected numbers, e.g. 1,5,15, found {text!r}"
             raise argparse.ArgumentTypeError(f"{error}; {expected}") from None
 
     return numbers
 
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:
-    """Return a dataclass of options with what the flags of its fields say; `more` are fields without a flag."""
+    """Return a dataclass of options with the values of its fields' flags; `more` are fields without a flag."""
     flags, values = vars(options), dict[str, Any]()
     for key, option in options_of(kind).items():
         name = key.rpartition(".")[2]
@@ -320,7 +320,7 @@ def asked_judge(options: argparse.Namespace, **more: Any) -> JudgeOptions | None
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:
-    """Return the arguments of a command line that a function names as parameters; `more` comes before them."""
+    """Return the options of a command line that are parameters of a function; `more` takes precedence."""
     parameters = inspect.signature(function).parameters
     made: Mapping[str, Any] = options.parser.made if "parser" in options else {}
     named = {**vars(options), "progress": not getattr(options, "no_progress", False), **more}
@@ -329,12 +329,12 @@ def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **mor
 
 
 def call(function: Callable[..., Result], options: argparse.Namespace, /, **more: Any) -> Result:
-    """Call a function with its :func:`keywords` of a command line."""
+    """Call a function with the :func:`keywords` of a command line."""
     return function(**keywords(function, options, **more))
 
 
 def given_flags(options: argparse.Namespace) -> set[str]:
-    """Return the flags of a command line whose values are not their defaults."""
+    """Return the flags of a command line whose values differ from their defaults."""
     given: set[str] = set()
     for action in options.parser._actions:
         if getattr(options, action.dest, action.default) != action.default:

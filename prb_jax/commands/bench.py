@@ -19,15 +19,15 @@ from prb_jax.seams import value_at
 
 @dataclass(frozen=True, kw_only=True)
 class _Verb:
-    """A verb of `prb bench` that measures something."""
+    """A measuring verb of `prb bench`."""
 
-    about: str  # its help
+    about: str  # help text
     measure: str  # "file:function" of `prb_jax/measure/bench/`
-    options: str = ""  # names of fields of `BenchOptions`, which it takes beside model, dtype and mesh
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what its options say otherwise
-    against: tuple[tuple[str, ...], str] = ((), "")  # what it can be timed beside, and the help of that
-    timed: bool = True  # whether it repeats its rounds
-    weights: bool = False  # whether the model must have some
+    options: str = ""  # fields of `BenchOptions` that it uses besides model, dtype and mesh
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # changes of its options
+    against: tuple[tuple[str, ...], str] = ((), "")  # rivals, and the help text about them
+    timed: bool = True  # it repeats measurements in rounds
+    weights: bool = False  # the model must have weights
 
 
 _LENGTHS = "prefix_tokens response_tokens batch_tokens"
@@ -37,7 +37,7 @@ _VERBS = {
         about="check scores of this device against a plain float32 forward on the CPU",
         measure="parity:bench_parity",
         options="training against attention",
-        against=(("transformers",), "also check against it, in float32; of a folder"),
+        against=(("transformers",), "Also compare with transformers in float32; MODEL must be a folder"),
         timed=False,
     ),
     "score": _Verb(
@@ -45,30 +45,28 @@ _VERBS = {
         measure="scoring:bench_scoring",
         options=f"pairs {_LENGTHS} questions_per_user attention against responses against_sequences "
         "against_responses quantize",
-        changes={
-            "pairs": {"meaning": "comparisons of a pass (default: 64 / K, at least 2, and all users whole)"}
-        },
+        changes={"pairs": {"meaning": "Comparisons per pass (default: 64 / K, at least 2, in whole users)"}},
         against=(
             ("transformers", "transformers-cached", "vllm"),
-            "also time padded batches of transformers, a script on transformers that computes a common prefix "
+            "Also time padded batches of transformers, a transformers script that computes a common prefix "
             "once, or vLLM's classification path, and compare",
         ),
     ),
     "train": _Verb(
-        about="time steps of training on random tokens of such lengths",
+        about="time training steps on random tokens of such lengths",
         measure="training:bench_training",
         options=f"pairs {_LENGTHS} questions_per_user attention against tuning remat against_pairs",
-        changes={"pairs": {"meaning": "pairs of a step (default: 8, and all users whole)"}},
-        against=(("trl",), "also time TRL's RewardTrainer, and compare"),
+        changes={"pairs": {"meaning": "Pairs per step (default: 8, in whole users)"}},
+        against=(("trl",), "Also time TRL's RewardTrainer, and compare"),
     ),
     "sample": _Verb(
         about="time drawing texts from a causal language model",
         measure="sampling:bench_sampling",
         options=f"{_TEXTS} samples temperature against against_prompts attention",
-        against=(("transformers",), "also time its `generate`, and compare"),
+        against=(("transformers",), "Also time `generate` of transformers, and compare"),
     ),
     "guide": _Verb(
-        about="time a guided token, beside one of the policy and of the reward model",
+        about="time a guided token, compared with a token of the policy and of the reward model",
         measure="sampling:bench_guidance",
         options=f"{_TEXTS} candidates attention",
         changes={"new_tokens": {"default": 32}},
@@ -78,11 +76,11 @@ _VERBS = {
         measure="policy:bench_policy",
         options=f"{_TEXTS} samples against against_rows attention",
         changes={"prompts": {"default": 2}, "samples": {"default": 8}},
-        against=(("trl",), "also time TRL's GRPOTrainer, and compare"),
+        against=(("trl",), "Also time TRL's GRPOTrainer, and compare"),
         weights=True,
     ),
     "serve": _Verb(
-        about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
+        about="time `prb serve` under many clients, compared with the scorer of `prb evaluate`",
         measure="serving:bench_serving",
         options=f"pairs clients seconds order {_LENGTHS} questions_per_user",
         changes={"pairs": {"meaning": "comparisons, each asked for once (default: one of each client)"}},
@@ -90,20 +88,20 @@ _VERBS = {
         weights=True,
     ),
     "load": _Verb(
-        about="time loading a folder's weights, beside plain reading of its files",
+        about="time loading a folder's weights, compared with plain reading of its files",
         measure="loading:bench_loading",
         weights=True,
     ),
     "rank": _Verb(
-        about="time ranking profiles by a model that is an encoder of texts",
+        about="time ranking profiles by a text encoder",
         measure="ranking:bench_ranking",
         options="users against against_users",
-        against=(("transformers",), "also time it with one question at a time, and compare"),
+        against=(("transformers",), "Also time transformers with one question at a time, and compare"),
         weights=True,
     ),
 }
 _SEVERAL = {"dtype": "DTYPE ...", "samples": "N ..."}
-"""Options of which a command line may give several values; each is timed."""
+"""Options that accept several values; each value is timed."""
 
 
 def add(sub: Parser) -> None:
@@ -115,25 +113,25 @@ def add(sub: Parser) -> None:
         parser.set_defaults(verb=name, parser=parser)
         return parser
 
-    whole = verb("all", "measure this machine: all that is below, with shapes that fill it")
-    about = "of bench.json, bench.md and bench.html; continued where it is there"
+    whole = verb("all", "measure this machine with all verbs below, with model shapes that fill it")
+    about = "Folder for bench.json, bench.md and bench.html; an existing one is continued"
     whole.option("--out DIR", about, required=True)
     minutes = number_type(Option(above=0), float)
-    whole.option("--minutes N", "rows are left out that would not end in time", minutes, default=30.0)
-    whole.option("--rows ID ...", "these rows alone, with what they need (default: all)", default=[])
-    whole.option("--model MODEL", "a folder or shape in the place of those that the memory allows")
+    whole.option("--minutes N", "Time limit; rows that would end later are left out", minutes, default=30.0)
+    whole.option("--rows ID ...", "Only these rows and the rows that they need (default: all)", default=[])
+    whole.option("--model MODEL", "Folder or shape in place of the shapes that the memory allows")
     whole.fields(BenchOptions, "prefix_tokens response_tokens")
-    whole.set_defaults(after_interrupt="the rows that are measured are kept: the same command continues")
-    two = verb("compare", "compare what two machines measured, row by row")
-    two.option("FIRST", "bench.json of `prb bench all`, or its folder")
-    two.option("SECOND", "that of the other machine")
-    machine = verb("machine", "say which devices there are, and the peak of matrix products")
-    machine.option("--json FILE", "also write the numbers here")
+    whole.set_defaults(after_interrupt="measured rows are kept: the same command continues")
+    two = verb("compare", "compare the measurements of two machines, row by row")
+    two.option("FIRST", "File bench.json of `prb bench all`, or its folder")
+    two.option("SECOND", "File or folder of the other machine")
+    machine = verb("machine", "list the devices and their peak speed in matrix products")
+    machine.option("--json FILE", "Also write the numbers to this file")
     for name, how in _VERBS.items():
         parser = verb(name, how.about)
         parser.option(
             "MODEL",
-            "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
+            "Hugging Face folder; for score and train also a config.json or a shape such as qwen3-8b, with random "
             "weights",
         )
         choices, about = how.against
@@ -141,9 +139,9 @@ def add(sub: Parser) -> None:
         for option, spec in _SEVERAL.items():
             changes[option] = {"shown": spec, **changes.get(option, {})}
         parser.fields(BenchOptions, "dtype mesh rounds" if how.timed else "dtype mesh", **changes)
-        parser.option("--json FILE", "also write the numbers here")
+        parser.option("--json FILE", "Also write the numbers to this file")
         if name == "rank":
-            parser.option("--data FILE", "comparisons with profiles", required=True)
+            parser.option("--data FILE", "Comparisons with profiles", required=True)
         if how.options:
             parser.fields(BenchOptions, how.options, **changes)
 
@@ -193,7 +191,7 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_all(options: argparse.Namespace) -> int:
-    """Measure everything: each row in a process of its own, so that this one leaves the devices alone."""
+    """Measure everything; each row is a separate process, so this process does not use the devices."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -209,7 +207,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _run_compare(options: argparse.Namespace) -> int:
-    """Show the ratios of two machines, and what could not be compared."""
+    """Print the ratios of two machines, and the rows that could not be compared."""
     from prb_jax.measure.bench.suite_tables import compare_benches
 
     comparison = compare_benches(options.first, options.second)
@@ -222,13 +220,13 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace, how: _Verb) -> None:
-    """Raise RunError for options that do not go together, and for a model that must have weights and has none."""
+    """Raise RunError for incompatible options, and for a model without required weights."""
     for name, rival in RIVALS.items():
         flag = f"--{name.replace('_', '-')}"
         if flag in given_flags(options) and options.against != rival:
-            raise RunError(f"{flag} needs --against {rival}")
+            raise RunError(f"{flag} requires --against {rival}")
     if options.verb == "train" and options.against and options.tuning != "full":
-        raise RunError(f"--against trl trains all weights: leave out --tuning {options.tuning}")
+        raise RunError(f"--against trl trains all weights: remove --tuning {options.tuning}")
     if how.weights:
         from prb_jax.models.named_shapes import has_no_weights
 

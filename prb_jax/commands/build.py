@@ -1,4 +1,4 @@
-"""Verbs that make a benchmark with people: `prb build`, from their own wishes, and `prb audit`, by their judgements."""
+"""Verbs that make a benchmark with people: `prb build` from their own wishes, `prb audit` from their judgements."""
 
 import argparse
 import os
@@ -14,17 +14,17 @@ def add(sub: Parser) -> None:
         config="endpoint",
         overrides="data=FILE generator.endpoint=URL generator.name=NAME writing.candidates=8",
         out="run.json, rows.jsonl, pairs.jsonl, public, private",
-        kept="what was written is kept, and the same command continues the build",
+        kept="all written rows are kept, and the same command continues the build",
         distributed=False,
     )
-    sub.option("--aspects", "derive aspects from the narrative of records without any")
-    sub.option("--redact", "replace e-mail addresses, accounts and numbers first (needs scrubadub)")
-    about = "let a gate fail; the card says so for ever"
+    sub.option("--aspects", "Derive missing aspects from the narrative of a record")
+    sub.option("--redact", "First replace e-mail addresses, accounts and numbers (requires scrubadub)")
+    about = "Let a gate fail; the card always mentions it"
     sub.add_argument("--relax", metavar="GATE", action="append", default=[], help=about)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Build, and print what every gate says."""
+    """Build, and print the verdict of every gate."""
     config, overrides = given_config(options)
     overrides += [f"{name}=true" for name in ("aspects", "redact") if getattr(options, name)]
     if options.show_config:
@@ -54,42 +54,42 @@ def _shown(figure: dict | None) -> str:
 
 
 def add_audit(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="every judgement that was submitted is kept; the same command goes on")
-    sub.option("DIR", "folder of the audit", dest="folder")
+    sub.set_defaults(after_interrupt="every submitted judgement is kept; the same command continues")
+    sub.option("DIR", "Folder of the audit", dest="folder")
     what = sub.add_mutually_exclusive_group()
-    about = "print the figures so far, and write them to report.json"
+    about = "Print the figures so far, and write them to report.json"
     what.add_argument("--report", action="store_true", help=about)
-    what.add_argument("--export", metavar="FILE", help="write the judgements so far, as .jsonl or .csv")
-    sub.data(about="pairs, as of `prb evaluate`; needed for a new audit", required=False)
-    sub.option("--gold NAME_OR_PATH ...", "pairs whose personal fit is certain")
-    sub.option("--sample N", "a random choice of N of the pairs", positive)
-    sub.option("--per-item N", "people who judge each pair (default: 3)", positive)
+    what.add_argument("--export", metavar="FILE", help="Write the judgements so far, as .jsonl or .csv")
+    sub.data(about="Pairs, see `prb evaluate`; required for a new audit", required=False)
+    sub.option("--gold NAME_OR_PATH ...", "Pairs with a certain personal fit, for attention checks")
+    sub.option("--sample N", "Draw N of the pairs at random", positive)
+    sub.option("--per-item N", "People who judge each pair (default: 3)", positive)
     sub.option(
         "--check-every N",
-        "one judgement in N is a check: a gold pair, or one that was judged before (default: 10; 0: none)",
+        "Check attention once in N judgements: a gold or repeated pair (default: 10; 0: none)",
         not_negative,
     )
     sub.option(
         "--margin POINTS",
-        "differences of general quality within so many of the five points make no difference (default: 0.25)",
+        "Largest difference of general quality, in points of five, that counts as none (default: 0.25)",
         float,
     )
-    sub.option("--seed S", "of choice, orders and sides (default: 0)", not_negative)
-    about = "who may judge, each with a link (default: anybody who types a name)"
+    sub.option("--seed S", "Seed of sample, orders and sides (default: 0)", not_negative)
+    about = "People who may judge, each with a link (default: anybody who types a name)"
     sub.option("--annotators NAME ...", about, default=[])
-    about = "after so many a pair that was given out and not judged is free again (default: 30)"
+    about = "Minutes after which an assigned but unjudged pair is free again (default: 30)"
     sub.option("--lease MINUTES", about, float, default=30.0)
     sub.option(
         "--host HOST",
-        "address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
+        "Address (default: 127.0.0.1, only this machine); others require --annotators or a token in "
         "PRB_AUDIT_TOKEN",
         default="127.0.0.1",
     )
-    sub.option("--port P", "(default: 8000); 0 picks one", not_negative, default=8000)
+    sub.option("--port P", "Port (default: 8000); 0 picks a free one", not_negative, default=8000)
 
 
 def run_audit(options: argparse.Namespace) -> None:
-    """Serve the page on which people judge, or print the report, or export."""
+    """Serve the page on which people judge, or print the report, or export the judgements."""
     if options.report or options.export is not None:
         flag = "--report" if options.report else "--export"
         if extra := given_flags(options) - {"--report", "--export"}:

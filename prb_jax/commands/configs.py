@@ -17,25 +17,25 @@ from prb_jax.runs import set_command_line
 def add_configured(
     sub: Parser, *, config: str, overrides: str, out: str, kept: str, distributed: bool = True
 ) -> None:
-    """Add CONFIG and KEY=VALUE, which `given_config` returns, and `--out`; the help names examples of each."""
+    """Add CONFIG and KEY=VALUE, for `given_config`, and `--out`; the help gives examples of each."""
     sub.needed = ("config", "out")
-    about = f"Python file with get_config(); or the name of a config that prb_jax brings, as {config}"
+    about = f"Python file with get_config(), or a config included in prb_jax, e.g. {config}"
     sub.option("[CONFIG]", about)
-    sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
-    sub.option("--out DIR", f"run folder, also at gs:// or s3://: {out}")
-    sub.option("--show-config", "print a config of every option with its meaning, and train nothing")
+    sub.option("[KEY=VALUE ...]", f"Settings, e.g. {overrides}", dest="overrides")
+    sub.option("--out DIR", f"Run folder, also at gs:// or s3://: {out}")
+    sub.option("--show-config", "Only print a config of all options with their meanings")
     sub.long_run(kept, distributed=distributed)
 
 
 def show_config(load: Callable[..., Any], config: str | None, overrides: list[str], **more: Any) -> None:
-    """Print every option with its meaning, as `load` reads the config."""
+    """Print every option with its meaning and its value in the config, read by `load`."""
     print(explained_settings(load(config, overrides, complete=False, **more)), end="")
 
 
 def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """Return the config, None if none is given, and the keys with values.
+    """Return the config (None if none is given) and the keys with values.
 
-    Without `--show-config` a config and `--out` are required: their absence ends the process with status 2.
+    Without `--show-config` a config and `--out` are required: if one is missing, the process ends with status 2.
     """
     given = [word for word in (options.config, *options.overrides) if word is not None]
     is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
@@ -46,14 +46,14 @@ def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 
 def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
-    """Return the options of a command line with those of its config file, recorded as if it had said all.
+    """Return the options of a command line merged with its config file, recorded as one command line.
 
     Args:
-      options: as `sub` parsed them, with the words of the command line in `words`.
-      sub: the parser of the verb; the options that it needs must be given in one place or the other.
+      options: Options parsed by `sub`, with the words of the command line in `words`.
+      sub: Parser of the verb; each of its required options must be given in one of the two places.
 
     Raises:
-      RunError: the file cannot be read, or has a key or value that the command line has not.
+      RunError: the file cannot be read, or has a key or value that the command line does not allow.
     """
     actions = {action.dest: action for action in sub._actions if action.dest not in ("help", "config")}
     if options.config is not None:
@@ -107,7 +107,7 @@ def _checked_one(action: argparse.Action, value: Any, *, where: str) -> Any:
 
 
 def _words(options: argparse.Namespace, actions: dict[str, argparse.Action]) -> Iterator[str]:
-    """The command line that says the same without a file."""
+    """Yield the words of the equivalent command line without a file."""
     for name, action in sorted(actions.items(), key=lambda item: bool(item[1].option_strings)):
         value = getattr(options, name)
         if value is None or value == action.default:

@@ -21,11 +21,11 @@ from prb_jax.text.visible import PROTOCOLS
 
 
 def add_personas(sub: Parser) -> None:
-    sub.option("--out DIR", "folder for the files", required=True)
+    sub.option("--out DIR", "Folder for the files", required=True)
 
 
 def run_personas(options: argparse.Namespace) -> None:
-    """Write the parts, and print where they are."""
+    """Write the parts, and print their paths."""
     from prb_jax.records.sources import personas
 
     for part, path in personas.write(options.out).items():
@@ -33,14 +33,16 @@ def run_personas(options: argparse.Namespace) -> None:
 
 
 def add_past_texts(sub: Parser) -> None:
-    sub.option("--inputs FILE", "JSON: a list of {id, input, profile}", required=True)
-    sub.option("--outputs FILE", "JSON: {golds: [{id, output}]}", required=True)
-    sub.option("--samples DIR ...", "runs of `prb sample` on the file without them", default=[], extend=False)
-    sub.option("--out FILE", ".jsonl", required=True)
+    sub.option("--inputs FILE", "JSON file: a list of {id, input, profile}", required=True)
+    sub.option("--outputs FILE", "JSON file: {golds: [{id, output}]}", required=True)
+    sub.option(
+        "--samples DIR ...", "Runs of `prb sample` on an output without --samples", default=[], extend=False
+    )
+    sub.option("--out FILE", "Output file, .jsonl", required=True)
 
 
 def run_past_texts(options: argparse.Namespace) -> None:
-    """Write the pairs, and print how many there are."""
+    """Write the pairs, and print their number."""
     from prb_jax.behaviour.generation.past_texts import past_texts
 
     written = call(past_texts, options)
@@ -51,28 +53,28 @@ def run_past_texts(options: argparse.Namespace) -> None:
 
 
 def add_prepare(sub: Parser) -> None:
-    sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
+    sub.option("--data NAME_OR_PATH ...", "Data sources, see `prb evaluate`; repeatable", required=True)
     sub.columns()
-    about = "splits of the data to read; they keep their names"
+    about = "Splits of the data to read; they keep their names"
     sub.option("--split S ...", about, default=["test"], extend=False)
-    sub.option("--out DIR", "folder for it; then valid as --data DIR", required=True)
+    sub.option("--out DIR", "Output folder; then valid as --data DIR", required=True)
     sub.option(
         "--model MODEL",
-        "hub id or Hugging Face folder: also write the tokens that this model sees, for `prb evaluate MODEL "
+        "Hub id or Hugging Face folder: also write tokens for this model, for `prb evaluate MODEL "
         "--data DIR` and `prb train`; several models may share a folder",
     )
-    of_evaluate = {"meaning": "with --model: as of `prb evaluate`"}
+    of_evaluate = {"meaning": "With --model: see `prb evaluate`"}
     sub.fields(ViewOptions, profile_posts=of_evaluate, protocol=of_evaluate, max_length=of_evaluate)
     sub.option(
         "--processes N",
-        "with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
+        "With --model: processes that tokenise (default: 1; its tokenizer uses several threads)",
         positive,
     )
     sub.fields(LoadOptions, REWARD_MODEL)
 
 
 def run_prepare(options: argparse.Namespace) -> None:
-    """Write the data set and the tokens, and print how much is in it."""
+    """Write the data set and the tokens, and print counts."""
     from prb_jax.records.sources.prepare import prepare
 
     others = given_flags(options) - {"--data", "--columns", "--rendered", "--split", "--out"}
@@ -95,17 +97,17 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def add_split(sub: Parser) -> None:
-    sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
-    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
+    sub.option("--by", "What no two parts share", choices=("user", "question"), required=True)
+    sub.option("--data NAME_OR_PATH", "Data source, see `prb evaluate --data`", required=True)
     sub.columns()
-    sub.option("--out DIR", "folder for PART.jsonl; then valid as --data DIR", required=True)
+    sub.option("--out DIR", "Folder for PART.jsonl; then valid as --data DIR", required=True)
     sub.option(
         "--parts PART=SHARE ...",
-        "names and shares of the comparisons (default: train=0.8 validation=0.1 test=0.1)",
+        "Names and shares of the parts (default: train=0.8 validation=0.1 test=0.1)",
         _share,
         extend=False,
     )
-    sub.option("--seed N", "of the shuffle", not_negative, default=0)
+    sub.option("--seed N", "Seed of the shuffle", not_negative, default=0)
 
 
 def _share(text: str) -> tuple[str, float]:
@@ -116,7 +118,7 @@ def _share(text: str) -> tuple[str, float]:
 
 
 def run_split(options: argparse.Namespace) -> None:
-    """Split, and print how much is in each part."""
+    """Split, and print the counts of each part."""
     from prb_jax.records.sources.split import PARTS, split
 
     given = options.parts or list(PARTS.items())
@@ -132,28 +134,28 @@ def run_split(options: argparse.Namespace) -> None:
 
 
 def add_rank_profiles(sub: Parser) -> None:
-    sub.option("--encoder E", "bm25, recency, or a model: folder or hub id", required=True)
-    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
-    sub.option("--out FILE", ".jsonl or .jsonl.gz", required=True)
+    sub.option("--encoder E", "Ranker: bm25, recency, or a model (folder or hub id)", required=True)
+    sub.option("--data NAME_OR_PATH", "Data source, see `prb evaluate --data`", required=True)
+    sub.option("--out FILE", "Output file, .jsonl or .jsonl.gz", required=True)
     sub.option(
         "--protocol",
-        "paper: ids stay where they are while posts move, as in the paper's script",
+        "Protocol; paper: ids keep their places while posts move, as in the paper's script",
         default="default",
         choices=PROTOCOLS,
     )
-    sub.option("--mesh M", "of a model: as data=4 (default: all devices)")
-    sub.option("--dtype", "of a model (default: the checkpoint's)", choices=DTYPES)
+    sub.option("--mesh M", "Mesh of a model, e.g. data=4 (default: all devices)")
+    sub.option("--dtype", "Type of a model's weights (default: the checkpoint's)", choices=DTYPES)
     sub.option(
         "--max-length L",
-        "of a model: longest text in tokens; what is longer loses its end (default: the model's)",
+        "Longest text of a model in tokens; longer texts lose their end (default: the model's)",
         positive,
     )
-    sub.option("--revision R", "of a model: branch, tag or commit on the hub")
+    sub.option("--revision R", "Branch, tag or commit of a model on the hub")
     sub.long_run("nothing was kept", distributed=False)
 
 
 def run_rank_profiles(options: argparse.Namespace) -> None:
-    """Order each user's posts by their relevance to the question, and print how much was ranked."""
+    """Order each user's posts by relevance to the question, and print counts."""
     from prb_jax.study.retrieval.rank_profiles import RANKERS, rank_profiles
 
     if options.encoder not in RANKERS:

@@ -1,4 +1,4 @@
-"""`prb evaluate`, which scores comparisons with a model or a baseline, and `prb merge` of the parts of a run."""
+"""`prb evaluate` scores comparisons with a model or a baseline; `prb merge` merges the parts of a run."""
 
 import argparse
 import shlex
@@ -16,10 +16,10 @@ from prb_jax.records.options import options_of
 
 _POSTS: Final = "prb_jax.study.posts"
 _COMPARISON: Final = "prb_jax.reports.comparison"
-"""Modules that one evaluation may not need, imported on first use."""
+"""Modules that an evaluation may not need, imported on first use."""
 
 _UNQUANTIZED: Final = "unquantized"
-"""The run folder of the unquantised model, within that of the quantised one."""
+"""Run folder of the unquantised model, inside the quantised model's folder."""
 
 
 def add(sub: Parser) -> None:
@@ -27,21 +27,21 @@ def add(sub: Parser) -> None:
 
     sub.option(
         "[MODEL]",
-        "hub id, Hugging Face folder (also at gs:// or s3://), or a baseline: baseline:length, shorter, first, random, "
+        "Hub id or Hugging Face folder (also at gs:// or s3://); a baseline: baseline:length, shorter, first, random, "
         "profile-overlap, "
         "popularity, nearest-users; FILE.py:NAME, a function of a comparison; or the URL of a `prb serve`, or of "
         "/classify or /pooling of vLLM or SGLang",
     )
     sub.option(
         "--data NAME_OR_PATH ...",
-        f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
+        f"Benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; files and folders also at gs:// and s3://; repeatable",
     )
     sub.columns()
-    sub.option("--out DIR", "run folder, also at gs:// or s3://: run.json, scores.jsonl, summary.json")
+    sub.option("--out DIR", "Run folder, also at gs:// or s3://: run.json, scores.jsonl, summary.json")
     sub.option(
         "--profile-posts N ...",
-        f"{options_of(EvaluateOptions)['view.profile_posts'].meaning}; several numbers are a run each, and a picture "
+        f"{options_of(EvaluateOptions)['view.profile_posts'].meaning}; several numbers give one run each, and a plot "
         "of accuracy by posts",
         not_negative,
         extend=False,
@@ -49,13 +49,13 @@ def add(sub: Parser) -> None:
     sub.fields(EvaluateOptions, without="profile_posts")
     sub.option(
         "--no-reference",
-        "with --quantize: do not score the same rows with the unquantised model too, and compare",
+        "With --quantize: do not also score the same rows with the unquantised model for comparison",
     )
-    sub.long_run("what was scored is kept: the same command continues the run")
+    sub.long_run("all scores are kept: the same command continues the run")
     sub.option(
         "--config FILE",
-        "Python file whose get_config() returns these options ({'model': PATH, 'profile_posts': 3, ...}); what the "
-        "command line says comes before it",
+        "Python file whose get_config() returns these options ({'model': PATH, 'profile_posts': 3, ...}); options on "
+        "the command line take precedence",
     )
     sub.needed = ("model", "data", "out")
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     sweep, paired = len(posts) > 1, _compares(options)
     if options.part is not None and (sweep or paired):
         raise RunError(
-            "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
+            "--part: supports only one run: give one number with --profile-posts, and --no-reference with --quantize"
         )
     shown = {"out": options.out, "progress": not options.no_progress, "profile_posts": posts[0]}
     asked = chosen(options, EvaluateOptions, **shown)
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         result = run_evaluation(options.model, options.data, asked)
     compared = None
-    if paired:  # the quantised weights are gone by now: both models are never in memory at once
+    if paired:  # the quantised weights are freed by now: the two models are never in memory together
         both = (result.out, result.out / _UNQUANTIZED)
         loading = replace(asked.loading, quantize=None)
         alone = replace(asked, out=both[1], controls="none", loading=loading, wandb=None)
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
     if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} rows, written to {result.out}")
         return
-    from prb_jax.reports.summary import render_posts, render_summary  # rich takes long to import
+    from prb_jax.reports.summary import render_posts, render_summary  # rich is slow to import
 
     title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
     if sweep:
@@ -107,20 +107,20 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _compares(options: argparse.Namespace) -> bool:
-    """Return whether the unquantised model scores the same rows too, and the two runs are compared."""
+    """Return True if the unquantised model also scores the same rows, for comparison of the two runs."""
     if options.quantize is None and options.no_reference:
-        raise RunError("--no-reference: is about a model that is quantised, and needs --quantize")
+        raise RunError("--no-reference: is about a quantised model: it requires --quantize")
     if options.quantize is not None and not options.no_reference and len(options.profile_posts or ()) > 1:
         raise RunError(
-            "--profile-posts: several numbers score the quantised model alone: give --no-reference with --quantize"
+            "--profile-posts: several numbers score only the quantised model: add --no-reference to --quantize"
         )
     return options.quantize is not None and not options.no_reference
 
 
 def add_merge(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="the parts are as they were: repeat the command")
-    sub.option("PART ...", "folders of all parts of a command with `--part I/N`, in any order", dest="parts")
-    sub.option("--out DIR", "run folder, as of the command of the parts", required=True)
+    sub.set_defaults(after_interrupt="the parts are unchanged: repeat the command")
+    sub.option("PART ...", "Folders of all parts of a command with `--part I/N`, in any order", dest="parts")
+    sub.option("--out DIR", "Run folder, of the same kind as the parts", required=True)
 
 
 def run_merge(options: argparse.Namespace) -> None:
@@ -137,4 +137,4 @@ def run_merge(options: argparse.Namespace) -> None:
             f"the command of the parts, without --part, finishes the run:\n  {printable(shlex.join(command))}"
         )
     else:
-        print("the parts were made from Python: make the same call, without part and with this folder as out")
+        print("Python code made the parts: repeat its call, without part and with this folder as out")

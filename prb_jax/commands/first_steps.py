@@ -7,8 +7,8 @@ from prb_jax.commands.process import print_table, start, status_of_stop
 
 
 def add_quickstart(sub: Parser) -> None:
-    sub.option("--out DIR", "default: runs/quickstart", default="runs/quickstart")
-    sub.long_run("what was finished is kept: the same command continues", distributed=False)
+    sub.option("--out DIR", "Output folder (default: runs/quickstart)", default="runs/quickstart")
+    sub.long_run("finished steps are kept: the same command continues", distributed=False)
 
 
 def run_quickstart(options: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run_quickstart(options: argparse.Namespace) -> int:
     if result.page.exists():
         print(f"page: {result.page} (open it in a browser)")
     again = f"prb evaluate {result.out}/persona --data pairs.jsonl --out runs/mine"
-    print(f"next, with pairs of your own: {again}")
+    print(f"next, with your own pairs: {again}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Verbs that ask a language model: `prb judge` and `prb aspects`."""
+"""Verbs that query a language model: `prb judge` and `prb aspects`."""
 
 import argparse
 
@@ -11,12 +11,12 @@ from prb_jax.platform.processes.sharing import process_index
 def add(sub: Parser) -> None:
     from prb_jax.behaviour.judges.options import JudgeOptions
 
-    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
+    sub.option("[MODEL]", "Folder or hub id of a causal language model", dest="judge")
     sub.endpoint()
     sub.data(
-        about="as of `prb evaluate`; comparisons of two responses, but for those that rate each response"
+        about="Data sources, see `prb evaluate`; two responses per comparison, unless the judge rates each response"
     )
-    sub.option("--out DIR", "run folder, as of `prb evaluate`", required=True)
+    sub.option("--out DIR", "Run folder, as in `prb evaluate`", required=True)
     sub.fields(JudgeOptions, make="options")
     sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
     sub.part("judge")
@@ -43,18 +43,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def add_aspects(sub: Parser) -> None:
-    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
+    sub.option("[MODEL]", "Folder or hub id of a causal language model", dest="planner")
     sub.endpoint()
-    sub.data(about="as of `prb evaluate`; profiles and questions are shown, and nothing else")
-    sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
-    sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
-    sub.option("--max-new-tokens N", "of a text", positive, default=200)
+    sub.data(about="Data sources, see `prb evaluate`; the model sees only profiles and questions")
+    sub.option("--out DIR", "Run folder: run.json, aspects.jsonl, summary.json", required=True)
+    sub.option("--profile-posts N", "Posts of the user that the model sees", not_negative, default=10)
+    sub.option("--max-new-tokens N", "Most new tokens of a text", positive, default=200)
     sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
     sub.long_run("the texts so far are kept, and the same command continues the run", distributed=False)
 
 
 def run_aspects(options: argparse.Namespace) -> None:
-    """Write what each user wants from an answer, and print how many texts there are."""
+    """Write what each user wants from an answer, and print the number of texts."""
     if options.endpoint is None:
         start(options)
     from prb_jax.behaviour.judges.aspects import plan_aspects

@@ -1,4 +1,4 @@
-"""Verbs of one model: `prb inspect`, `prb convert`, and `prb serve`, which answers HTTP requests for scores."""
+"""Verbs with one model: `prb inspect`, `prb convert`, and `prb serve`, which answers HTTP requests for scores."""
 
 import argparse
 import os
@@ -25,26 +25,26 @@ from prb_jax.training import LAYOUTS
 def add_inspect(sub: Parser) -> None:
     sub.option(
         "MODEL",
-        "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
+        "Hub id, Hugging Face folder, or run of prb train or prb ppo: a reward model, a language model "
         "or an encoder",
     )
     sub.fields(LoadOptions, f"quantize {REWARD_MODEL}")
     sub.option(
         "--data NAME_OR_PATH ...",
-        "what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+        "Data sources, see `prb evaluate --data`: report their lengths for this model, and rows cut or rejected",
     )
     sub.option(
         "--max-length L",
-        "longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
+        "Longest conversation in tokens (default: as in training, or the model's; paper protocol: 8,192)",
         positive,
     )
-    sub.option("--protocol", "one of them (default: both)", choices=PROTOCOLS)
+    sub.option("--protocol", "Protocol to check (default: both)", choices=PROTOCOLS)
     sub.option(
         "--profile-posts N",
-        "with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
+        "With --data: posts of the user's profile (default: as in training, or 10; paper protocol: 0)",
         not_negative,
     )
-    sub.option("--limit N", "with --data: the first N comparisons of each source", positive)
+    sub.option("--limit N", "With --data: only the first N comparisons of each source", positive)
 
 
 def run_inspect(options: argparse.Namespace) -> None:
@@ -74,11 +74,11 @@ def add_convert(sub: Parser) -> None:
     sub.option("--dtype", "of the weights but the head", choices=DTYPES)
     sub.option(
         "--layout",
-        "of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
+        "Layout of the head: *ForSequenceClassification, or v_head.summary as in TRL and LLaMA-Factory",
         default="standard",
         choices=LAYOUTS,
     )
-    sub.option("--drop-bias", "leave out the bias of a value head: differences stay equal")
+    sub.option("--drop-bias", "Leave out the bias of a value head: score differences do not change")
     sub.fields(LoadOptions, REWARD_MODEL)
 
 

@@ -1,4 +1,4 @@
-"""Verbs of methods that learn a person's taste: `prb features`, `personalise`, `methods` and `ask`."""
+"""Verbs for methods that learn a person's taste: `prb features`, `personalise`, `methods` and `ask`."""
 
 import argparse
 import json
@@ -23,16 +23,16 @@ from prb_jax.text.view import ViewOptions
 def add_features(sub: Parser) -> None:
     from prb_jax.personal.features import FeatureOptions
 
-    sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
+    sub.option("MODEL", "Reward model, causal language model, or text encoder")
     sub.data()
-    sub.option("--out DIR", "folder of the features", required=True)
+    sub.option("--out DIR", "Folder of the features", required=True)
     sub.fields(FeatureOptions, without=f"attention {' '.join(IMPLICIT)}")
     sub.part("compute")
-    sub.long_run("the parts that are done are kept: the same command continues", distributed=False)
+    sub.long_run("finished parts are kept: the same command continues", distributed=False)
 
 
 def run_features(options: argparse.Namespace) -> None:
-    """Write the state of a model at every response and post, and print what was written."""
+    """Write the states of a model at every response and post, and print counts."""
     start(options)
     from prb_jax.personal.features import FeatureOptions
     from prb_jax.study.write_features import write_feature_part, write_features
@@ -59,44 +59,47 @@ def run_features(options: argparse.Namespace) -> None:
 def add(sub: Parser) -> None:
     from prb_jax.personal.features import FeatureOptions
 
-    sub.data(about="as of `prb evaluate`; comparisons need a user_id")
-    sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
-    sub.option("--out DIR", "folder: results.json, study.json, curves.svg", required=True)
-    about = "names with commas between them, or all (default); pooled and offset are always among them"
+    sub.data(about="Data sources, see `prb evaluate`; comparisons require a user_id")
+    sub.option("--backbone MODEL|DIR", "Model, or folder of `prb features`", required=True)
+    sub.option("--out DIR", "Folder: results.json, study.json, curves.svg", required=True)
+    about = "Comma-separated names, or all (default); pooled and offset are always included"
     sub.option("--methods A,B", about, default="all")
-    about = "comparisons of a person that a method is adapted on"
+    about = "Numbers of a person's comparisons to adapt a method on"
     sub.option("--shots K,K", about, several(not_negative), default=(0, 1, 2, 4, 8, 16))
-    about = "splits of the people; each person is unseen in at most one of them"
+    about = "Splits of the people; each person is unseen in at most one split"
     sub.option("--seeds N", about, positive, default=1)
     sub.option(
         "--split",
-        "what is new in the test: people (default), people and the questions that they are adapted on, or people and "
+        "New in the test: people (default), people and the questions that they are adapted on, or people and "
         "all questions",
         default="user",
         choices=("user", "other-question", "user+question"),
     )
     sub.option(
-        "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"
+        "--set METHOD.FIELD=VALUE ...",
+        "Settings of methods, e.g. lore.bases=4,8",
+        default=[],
+        dest="settings",
     )
-    sub.option("--relax CHECK ...", "checks of the data that may fail: wrapper", default=[])
-    posts = {"meaning": "of a reward model, as of `prb features`: for the method profile_in_context"}
+    sub.option("--relax CHECK ...", "Checks of the data that may fail: wrapper", default=[])
+    posts = {"meaning": "Posts for the method profile_in_context, with a reward model; see `prb features`"}
     names = f"dtype mesh responses_alone profile_posts {REWARD_MODEL}"
     sub.fields(FeatureOptions, names, profile_posts=posts)
-    about = "print results.json and study.json as one object instead of tables"
+    about = "Print results.json and study.json as one object instead of tables"
     sub.option("--format", about, choices=("json",))
-    sub.option("--dry-run", "print how many people have k comparisons to be adapted on, and write nothing")
+    sub.option("--dry-run", "Only print how many people have k comparisons to adapt on")
     sub.option(
         "--plan",
-        "simulate studies of fewer and more people of this kind: how many are needed; writes plan.json alone",
+        "Only simulate studies with fewer and more people, to find how many are needed; writes plan.json",
     )
     sub.option(
         "--people N,N",
-        "with --plan: numbers of people (default: a quarter, a half, once and twice as many as the data have)",
+        "With --plan: numbers of people (default: a quarter, half, once and twice as many as in the data)",
         several(positive),
         default=(),
     )
-    sub.option("--repeats N", "with --plan: simulated studies of each number of people", positive, default=3)
-    sub.long_run("the methods that are done are kept: the same command continues", distributed=False)
+    sub.option("--repeats N", "With --plan: simulated studies per number of people", positive, default=3)
+    sub.long_run("finished methods are kept: the same command continues", distributed=False)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -138,7 +141,7 @@ def add_methods(sub: Parser) -> None:
 
 
 def run_methods(options: argparse.Namespace) -> None:
-    """Print a line for each method."""
+    """Print one line per method."""
     from prb_jax.personal.few_shot.registry import method_names
     from prb_jax.reports.table import facts_table
 
@@ -146,11 +149,11 @@ def run_methods(options: argparse.Namespace) -> None:
 
 
 def add_ask(sub: Parser) -> None:
-    sub.option("DIR", "folder of a fitted method, in `fitted` of a study", dest="model")
-    sub.option("--candidates FILE", "questions with two responses each", required=True)
-    sub.option("--user FILE", "labelled comparisons of the person (default: nothing is known yet)")
-    sub.option("--top N", "questions in the table", positive, default=10)
-    sub.option("--out FILE", "all questions as JSON, the best one first")
+    sub.option("DIR", "Folder of a fitted method, inside `fitted` of a study", dest="model")
+    sub.option("--candidates FILE", "Questions with two responses each", required=True)
+    sub.option("--user FILE", "Labelled comparisons of the person (default: none)")
+    sub.option("--top N", "Questions in the table", positive, default=10)
+    sub.option("--out FILE", "Output file with all questions as JSON, best first")
 
 
 def run_ask(options: argparse.Namespace) -> None:

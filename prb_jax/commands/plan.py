@@ -1,4 +1,4 @@
-"""`prb plan`: what a model takes on a slice of TPUs."""
+"""`prb plan`: costs of a model on a TPU slice."""
 
 import argparse
 import json
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def add(sub: Parser) -> None:
-    sub.option("MODEL_OR_CONFIG", "config.json, model folder, or a shape such as qwen3-8b", dest="model")
-    sub.option("--topology T", "as v5e:4x4 or v5p:2x2x4", required=True)
+    sub.option("MODEL_OR_CONFIG", "File config.json, model folder, or a shape such as qwen3-8b", dest="model")
+    sub.option("--topology T", "TPU slice, e.g. v5e:4x4 or v5p:2x2x4", required=True)
     sub.fields(PlanOptions, "slices mesh train")
     sub.option(
         "--sample",
-        "the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
+        "Plan the sampler: K samples of R tokens for each of B prompts of P tokens; a step draws a token of each",
     )
-    sub.option("--ppo", "a step of `prb ppo`: policy, reference, value function, reward")
-    sub.option("--reward MODEL", "with --ppo: a reward model on the same chips (default: it is elsewhere)")
+    sub.option("--ppo", "Plan a step of `prb ppo`: policy, reference, value function, reward")
+    sub.option("--reward MODEL", "With --ppo: reward model on the same chips (default: it is elsewhere)")
     sizes = "prefix responses response_length questions_per_user spread batch"
     sub.fields(PlanOptions, f"value_trunk tuning remat {sizes} quantize attention dtype")
-    sub.option("--sweep", "try meshes and batch sizes: the best that fit come first")
-    sub.option("--json", "print one JSON object (of a sweep, the best)")
+    sub.option("--sweep", "Try meshes and batch sizes: the best that fit come first")
+    sub.option("--json", "Print one JSON object (of a sweep, the best plan)")
 
 
 def run(options: argparse.Namespace) -> None:
     """Plan, and print a table or JSON."""
     _check(options)
-    # No device is used: a program for TPUs is compiled on the CPU.
+    # No device is used: the CPU compiles programs for TPUs.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from prb_jax.measure.plan import tables
     from prb_jax.measure.plan.planner import plan, sweep
@@ -71,19 +71,19 @@ def run(options: argparse.Namespace) -> None:
 
 _ALONE = "--train --sweep --attention --questions-per-user"
 _CLASHES = (
-    ("--ppo", f"--sample {_ALONE} --quantize", "does not go with --ppo: leave it out"),
-    ("--sample", f"{_ALONE} --tuning --remat", "does not go with --sample, a plan of its own: leave it out"),
-    ("--train", "--quantize", "is for scoring only: leave it out with --train"),
-    ("--sweep", "--mesh", "does not go with --sweep, which tries meshes itself: leave it out"),
+    ("--ppo", f"--sample {_ALONE} --quantize", "does not work with --ppo: remove it"),
+    ("--sample", f"{_ALONE} --tuning --remat", "does not work with --sample, a separate plan: remove it"),
+    ("--train", "--quantize", "is only for scoring: remove it for --train"),
+    ("--sweep", "--mesh", "does not work with --sweep, which tries meshes itself: remove it"),
 )
 _NEEDS = (
-    (("--ppo",), "--reward --value-trunk", "is for policies: it needs --ppo"),
-    (("--train", "--ppo"), "--tuning --remat", "is for training only: it needs --train"),
+    (("--ppo",), "--reward --value-trunk", "is for policies: it requires --ppo"),
+    (("--train", "--ppo"), "--tuning --remat", "is only for training: it requires --train"),
 )
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise RunError for options that do not go together."""
+    """Raise RunError for incompatible options."""
     given = given_flags(options)
     faults = [(others, words) for flag, others, words in _CLASHES if flag in given]
     faults += [(others, words) for needed, others, words in _NEEDS if not given & set(needed)]

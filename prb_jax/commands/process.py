@@ -1,10 +1,10 @@
-"""The process that a verb runs in: its streams, SIGTERM, and what must come before the first use of JAX.
+"""The process of a verb: its streams, SIGTERM, and preparations before the first use of JAX.
 
-One of these is the persistent compilation cache: a second run of the same shapes starts without compiling. It lies on
-the local disk; once a day the programs that were not used for longest are deleted from a folder that is too large.
-(jax can keep a size itself, but then it reads every file of the folder for every program that it adds, under a lock
-that all processes wait for.) A shared or remote folder (``gs://``) is slow and can hang, so it is used only where the
-user asks for it by ``JAX_COMPILATION_CACHE_DIR``.
+One of these is the persistent compilation cache: a second run with the same shapes starts without compiling. The cache
+is on the local disk; once a day, if its folder is too large, the programs unused for longest are deleted. (JAX can
+limit the size itself, but then it reads every file of the folder for every program that it adds, under a lock
+that all processes wait for.) A shared or remote folder (``gs://``) is slow and can hang, so it is used only if the
+user sets ``JAX_COMPILATION_CACHE_DIR``.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _LOG_WIDTH = 120
 
 
 class Terminated(BaseException):
-    """SIGTERM came."""
+    """The process received SIGTERM."""
 
 
 @contextlib.contextmanager
 def until_terminated(options: argparse.Namespace) -> Iterator[None]:
-    """Raise SIGTERM as `Terminated`, so that it is answered as Ctrl-C is; only where the process is ours."""
+    """Raise `Terminated` on SIGTERM, so it is handled like Ctrl-C; only if the process is ours."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
-            # JAX's part of a garbage collection, where Python drops what is raised: once more, a little later.
+            # In JAX's part of garbage collection Python drops exceptions: send the signal again a little later.
             threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
             return
         raise Terminated
@@ -64,7 +64,7 @@ def until_terminated(options: argparse.Namespace) -> Iterator[None]:
 
 
 def status_of_stop(stopped_by: str | None) -> int | None:
-    """Return the exit status of a run that SIGTERM stopped, which has said so; raise KeyboardInterrupt for Ctrl-C."""
+    """Return the exit status of a run that SIGTERM stopped and that reported it; raise KeyboardInterrupt for Ctrl-C."""
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return None if stopped_by is None else INTERRUPTED
@@ -77,24 +77,24 @@ def start(options: argparse.Namespace) -> None:
 
 
 def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None:
-    """Switch the compilation cache on, join the other processes, and check that there is a device."""
+    """Enable the compilation cache, join the other processes, and check that a device exists."""
     enable_compilation_cache()
     if distributed:
         start_job(after_interrupt=after_interrupt)
     from prb_jax.platform.sharding import all_devices
 
-    all_devices()  # fails here, before anything is read, on a machine without devices
+    all_devices()  # on a machine without devices, fail before anything is read
 
 
 def hide_torch(options: argparse.Namespace) -> None:
-    """Let transformers and datasets find no torch, which they would import: two seconds.
+    """Hide torch from transformers and datasets, which would import it for two seconds.
 
-    transformers looks for it once, when it is imported, so an ``import torch`` of somebody else, as in the file of a
-    reward, works later. Only where the process is ours.
+    transformers looks for torch only once, at its import, so a later ``import torch`` elsewhere, e.g. in the file of a
+    reward, works. Only if the process is ours.
     """
     if not options.own_process or "torch" in sys.modules:
         return
-    os.environ.setdefault("USE_TORCH", "0")  # of datasets
+    os.environ.setdefault("USE_TORCH", "0")  # for datasets
     sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
     try:
         from transformers.utils.import_utils import is_torch_available
@@ -105,7 +105,7 @@ def hide_torch(options: argparse.Namespace) -> None:
 
 
 def open_streams() -> None:
-    """Open the standard streams that are closed: a file would get their number, and what is printed."""
+    """Open closed standard streams: otherwise a file gets their number, and with it all printed text."""
     with contextlib.suppress(OSError):
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -115,20 +115,20 @@ def open_streams() -> None:
 
 
 def replace_unknown_letters() -> None:
-    """Print "?" for a letter that the terminal lacks: it is no reason to fail."""
+    """Print "?" for letters that the terminal lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def drop_output() -> None:
-    """Send the rest of standard output nowhere."""
+    """Discard the rest of standard output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Print our own warnings as one line each, of several processes from the first; others as they are."""
+    """Print our own warnings as one line each, with several processes only on the first; others are unchanged."""
     shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
@@ -144,7 +144,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def print_table(table: object) -> None:
-    """Print what rich can render, with the control characters of names in it made visible."""
+    """Print an object that rich can render, with control characters in names made visible."""
     from rich.console import Console
 
     class Printable:  # cells hold names from data and configs
@@ -152,7 +152,7 @@ def print_table(table: object) -> None:
             for segment in console.render(table, options):  # pyright: ignore[reportArgumentType]
                 yield segment._replace(text=printable(segment.text))
 
-    # A log file has no width of its own, and 80 columns would fold the tables.
+    # A log file has no width, and the default of 80 columns would fold the tables.
     in_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     Console(file=with_styles(sys.stdout), width=_LOG_WIDTH if in_file else None).print(Printable())
 
@@ -160,18 +160,18 @@ def print_table(table: object) -> None:
 MAX_BYTES = 4 * 1024**3
 
 _DAY = 24 * 3600
-_CHECKED = ".checked"  # a file in the folder: when its size was looked at last
+_CHECKED = ".checked"  # file in the folder with the time of the last size check
 
 
 def cache_folder() -> Path | str:
-    """Where compiled programs are kept: the first of
+    """Return the folder of compiled programs: the first of
 
     1. ``$JAX_COMPILATION_CACHE_DIR``, taken as it is;
     2. ``$PRB_JAX_CACHE/programs/HOST``;
     3. ``$XDG_CACHE_HOME/prb_jax/programs/HOST``, that is ``~/.cache/prb_jax/programs/HOST``.
 
-    HOST names the jax version and the processor: programs compiled for one CPU may hold instructions
-    that another one lacks, and a home directory is often shared between machines.
+    HOST is the jax version and the processor: programs compiled for one CPU may contain instructions that another
+    CPU lacks, and machines often share a home directory.
     """
     if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return chosen
@@ -181,10 +181,10 @@ def cache_folder() -> Path | str:
 
 
 def enable_compilation_cache() -> Path | str | None:
-    """Switches the cache on, before the first use of a device; returns its folder.
+    """Enable the cache before the first use of a device; return its folder.
 
-    Returns None, and leaves jax as it is, where the folder cannot be written: a missing cache costs
-    time and never a result. ``JAX_ENABLE_COMPILATION_CACHE=false`` switches it off as usual.
+    Returns None, without changes to jax, if the folder cannot be written: a missing cache costs time but never
+    changes a result. ``JAX_ENABLE_COMPILATION_CACHE=false`` disables the cache as usual.
     """
     folder = cache_folder()
     if isinstance(folder, Path):
@@ -207,7 +207,7 @@ def enable_compilation_cache() -> Path | str | None:
 
 
 def delete_unused(folder: Path, *, most: int = MAX_BYTES) -> None:
-    """Delete the programs that were not used for longest until `most` bytes are left; look once a day.
+    """Delete the programs unused for longest until `most` bytes are left; check once a day.
 
     Raises:
       OSError: the folder cannot be read or written.
@@ -227,11 +227,11 @@ def delete_unused(folder: Path, *, most: int = MAX_BYTES) -> None:
 
 
 def _processor() -> str:
-    """A short name of this machine's instruction set."""
+    """Return a short name of this machine's instruction set."""
     features = platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:  # not Linux: the machine's name has to do
+    except OSError:  # not Linux: use the processor's name
         features += platform.processor()
     return f"{platform.machine() or 'cpu'}-{sha256(features.encode()).hexdigest()[:8]}"

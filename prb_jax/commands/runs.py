@@ -13,20 +13,20 @@ _LOGS = ", or logs of lm-evaluation-harness (--log_samples) or Inspect"
 
 
 def _add_logs(sub: Parser) -> None:
-    """Add how logs of other harnesses are read."""
-    about = "of a log that has several: the one to read of each task, as acc or exact_match,strict-match"
+    """Add options for reading logs of other harnesses."""
+    about = "Metric to read of each task of a log with several, e.g. acc or exact_match,strict-match"
     sub.option("--metric M ...", about, default=[])
     sub.option(
         "--cluster FIELD ...",
-        "of logs: one or two fields of the samples; rows with one value depend on each other (default: user_id and "
-        "item_id, where samples have them)",
+        "One or two fields of a log's samples: rows with the same value are dependent (default: user_id and "
+        "item_id, if samples have them)",
         default=[],
     )
 
 
 def add_compare(sub: Parser) -> None:
-    sub.option("RUN ...", f"run folders of `prb evaluate`{_LOGS}, two or more", dest="runs")
-    sub.option("--out DIR", "folder for compare.json")
+    sub.option("RUN ...", f"Run folders of `prb evaluate`{_LOGS}, two or more", dest="runs")
+    sub.option("--out DIR", "Folder for compare.json")
     _add_logs(sub)
     sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
     sub.option("--across-protocols", "compare runs with different protocols nevertheless")
@@ -51,12 +51,12 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def add_leaderboard(sub: Parser) -> None:
-    sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
-    sub.option("--format", "print this instead of a table for the terminal", choices=_FORMATS)
-    sub.option("--unfinished", "runs that are not finished too")
-    sub.option("--controls", "the controls of runs too, as runs of their own")
+    sub.option("DIR", "Folder to search, at any depth", dest="folder")
+    sub.option("--format", "Format to print instead of a terminal table", choices=_FORMATS)
+    sub.option("--unfinished", "Include unfinished runs")
+    sub.option("--controls", "Include the controls of runs as separate runs")
     sub.option(
-        "--upper-bounds", "runs that were told the true rubric or narrative too, which no model could know"
+        "--upper-bounds", "Include runs that saw the true rubric or narrative, which no model could know"
     )
 
 
@@ -72,12 +72,12 @@ def run_leaderboard(options: argparse.Namespace) -> None:
 
 
 def add_report(sub: Parser) -> None:
-    about = f"folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}"
+    about = f"Folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}"
     sub.option("RUN ...", about, dest="runs")
-    sub.option("--out FILE", "the page, as page.html", required=True)
-    about = "where the data of the runs lie now (default: as the runs name them)"
+    sub.option("--out FILE", "Output page, e.g. page.html", required=True)
+    about = "Current location of the runs' data (default: as recorded in the runs)"
     sub.option("--data NAME_OR_PATH ...", about, default=[])
-    sub.option("--title TEXT", "of the page (default: the names of the runs)", default="")
+    sub.option("--title TEXT", "Title of the page (default: the names of the runs)", default="")
     _add_logs(sub)
 
 
@@ -89,19 +89,19 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def add_correlate(sub: Parser) -> None:
-    about = "runs of `prb evaluate`, one for each reward model"
+    about = "Runs of `prb evaluate`, one per reward model"
     sub.option("--scores RUN ...", about, required=True, extend=False)
-    about = "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold"
+    about = "Runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold"
     sub.option("--behaviour RUN ...", about, required=True, extend=False)
-    sub.option("--out DIR", "folder for correlate.json and correlate.png")
-    sub.option("--lineage FILE", "JSON, {name of a score run: lineage}")
-    about = "of the benchmark, as accuracy or user_accuracy (default: all)"
+    sub.option("--out DIR", "Folder for correlate.json and correlate.png")
+    sub.option("--lineage FILE", "JSON file, {name of a score run: lineage}")
+    about = "Figures of the benchmark, e.g. accuracy or user_accuracy (default: all)"
     sub.option("--figures F ...", about, extend=False)
-    sub.option("--quantile Q", "over users and subsets", float, default=0.1)
-    sub.option("--draws N", "of users and models", positive, default=2000)
+    sub.option("--quantile Q", "Quantile over users and subsets", float, default=0.1)
+    sub.option("--draws N", "Bootstrap draws of users and models", positive, default=2000)
     sub.option(
         "--start X ...",
-        "behaviour before anything is learned, or NAME=X of each (default: that with baseline:random as the reward)",
+        "Behaviour of an untrained policy, or NAME=X for each (default: the one with baseline:random as reward)",
         extend=False,
     )
     about = "of the upper bound over the start, without which there is no power"
@@ -123,10 +123,10 @@ def run_correlate(options: argparse.Namespace) -> None:
 
 
 def _start(words: list[str] | None) -> float | dict[str, float] | None:
-    """One number, or numbers by behaviour.
+    """Return one number, or numbers by behaviour.
 
     Raises:
-      DataError: a word that is neither a number nor BEHAVIOUR=NUMBER.
+      DataError: a word is neither a number nor BEHAVIOUR=NUMBER.
     """
     if not words:
         return None
@@ -143,17 +143,17 @@ def _start(words: list[str] | None) -> float | dict[str, float] | None:
 
 def add_push(sub: Parser) -> None:
     sub.set_defaults(after_interrupt="nothing was published: all files are one commit")
-    sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
-    sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
-    sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])
-    about = "of the benchmark, in the eval.yaml of its data set on the hub"
+    sub.option("RUN", "Folder of `prb train`, or of `prb evaluate` with a local model", dest="run_folder")
+    sub.option("ORG/NAME", "Repository on the hub, created if missing", dest="repository")
+    sub.option("--evaluations RUN ...", "Evaluations of this model, for tables in the card", default=[])
+    about = "Task of the benchmark in the eval.yaml of its data set on the hub"
     sub.option("--task-id ID", about, default="default")
-    sub.option("--dry-run", "print the files and the card, and publish nothing")
-    sub.option("--private", "a new repository is private")
+    sub.option("--dry-run", "Print the files and the card, but publish nothing")
+    sub.option("--private", "Make a new repository private")
 
 
 def run_push(options: argparse.Namespace) -> None:
-    """Upload, and print where."""
+    """Upload, and print the address."""
     from prb_jax.reports.push import CARD, EVAL_RESULTS, prepare_push, push
 
     named = {"evaluations": options.evaluations, "task_id": options.task_id}

@@ -1,6 +1,6 @@
-"""Verbs of a policy: `prb sample` draws its texts, `prb guide` guides them, `prb policy-accuracy` tests the guide.
+"""Verbs of a policy: `prb sample` draws texts, `prb guide` guides them, `prb policy-accuracy` tests the guide.
 
-And of its samples with their rewards: `prb best-of-n`, and `prb distil`, which makes training data of them.
+Verbs of samples with rewards: `prb best-of-n`, and `prb distil`, which makes training data of them.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from prb_jax.text.view import ViewOptions
 def add(sub: Parser) -> None:
     from prb_jax.behaviour.generation.rules import SampleOptions
 
-    about = "folder (also at gs:// or s3://) or hub id of a causal language model"
+    about = "Folder (also at gs:// or s3://) or hub id of a causal language model"
     sub.option("[MODEL]", about, dest="policy")
     sub.endpoint()
     sub.data()
-    sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
+    sub.option("--out DIR", "Run folder: run.json, samples.jsonl, summary.json", required=True)
     sub.fields(SampleOptions, make="options")
     sub.prompt(of="model", rows="sample")
     sub.fields(LoadOptions, without=OF_REWARDS, make="loading")
@@ -43,7 +43,7 @@ def add(sub: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Sample, and print how much was drawn."""
+    """Sample, and print counts."""
     if options.endpoint is None:
         start(options)
     from prb_jax.behaviour.generation.sample import sample_data
@@ -68,25 +68,25 @@ def run(options: argparse.Namespace) -> None:
 def add_guide(sub: Parser) -> None:
     from prb_jax.behaviour.generation.rules import SampleOptions
 
-    sub.option("POLICY", "folder or hub id of a causal language model")
-    sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
+    sub.option("POLICY", "Folder or hub id of a causal language model")
+    sub.option("--reward MODEL", "Reward model with the policy's tokenizer (default: none, only the policy)")
     sub.data()
     sub.history()
-    about = "whose score says how good a text is, as baseline:persona-truth for generated persons"
+    about = "Model whose score is a text's quality, e.g. baseline:persona-truth for generated persons"
     sub.option("--quality MODEL", about)
-    sub.option("--out DIR", "run folder: samples.jsonl, summary.json, behaviour.json", required=True)
-    sub.option("--weight W", "of the reward; 0 is the policy alone", float, default=1.0)
-    sub.option("--candidates C", "likely tokens tried a step, or chunks drawn", positive, default=10)
+    sub.option("--out DIR", "Run folder: samples.jsonl, summary.json, behaviour.json", required=True)
+    sub.option("--weight W", "Weight of the reward; 0 uses only the policy", float, default=1.0)
+    sub.option("--candidates C", "Likely tokens tried per step, or chunks drawn", positive, default=10)
     sub.option(
         "--chunk L",
-        "guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
+        "Guide chunks of L tokens, drawn at --temperature above 0, instead of tokens; works with any reward model",
         positive,
     )
     sub.fields(
         SampleOptions,
         "temperature n max_new_tokens stop stop_ids seed",
         make="options",
-        temperature={"default": 0.0, "meaning": "0 takes the best candidate (default)"},
+        temperature={"default": 0.0, "meaning": "Sampling temperature; 0 takes the best candidate (default)"},
         max_new_tokens={"default": 128},
     )
     sub.prompt(of="policy", rows="text")
@@ -95,12 +95,12 @@ def add_guide(sub: Parser) -> None:
 
 
 def _reference(policy: str) -> dict[str, str]:
-    about = f"the model from which {policy}, a policy, was trained by DPO: rewards are beta (log p - log p_reference)"
+    about = f"Model that {policy}, a policy trained by DPO, started from: rewards are beta (log p - log p_reference)"
     return {"meaning": about}
 
 
 def _loadings(options: argparse.Namespace) -> dict[str, LoadOptions]:
-    """How the policy is opened, and how rewards beside it are."""
+    """Return options for opening the policy, and for opening rewards beside it."""
     asked, plain = chosen(options, LoadOptions), LoadOptions()
     of_policy = replace(asked, **{name: getattr(plain, name) for name in IMPLICIT})
     return {"policy_loading": of_policy, "loading": asked.of_reward}
@@ -130,31 +130,31 @@ def run_guide(options: argparse.Namespace) -> None:
 
 
 def add_policy_accuracy(sub: Parser) -> None:
-    sub.option("POLICY", "folder or hub id of a causal language model")
-    about = "models or baselines, as of `prb evaluate`"
+    sub.option("POLICY", "Folder or hub id of a causal language model")
+    about = "Models or baselines, see `prb evaluate`"
     sub.option("--rewards MODEL ...", about, required=True, extend=False)
     sub.data()
     sub.history()
-    sub.option("--out DIR", "run folder: rows.jsonl, summary.json, behaviour.json", required=True)
+    sub.option("--out DIR", "Run folder: rows.jsonl, summary.json, behaviour.json", required=True)
     sub.option(
         "--lambdas L,L",
-        "strengths of the reward, chosen among on validation users",
+        "Strengths of the reward; validation users choose the best",
         several(number_type(Option(), float)),
         default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
     )
-    about = "likely tokens of each step whose rewards are computed; 0 leaves out seq_logprob"
+    about = "Likely tokens per step to compute rewards for; 0 leaves out seq_logprob"
     sub.option("--candidates C", about, not_negative, default=10)
     sub.option(
         "--score S",
-        "the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
-        "_lennorm behind it",
+        "Score for the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
+        "the suffix _lennorm",
         default="seq_logprob",
     )
-    sub.option("--validation SHARE", "of the users", float, default=0.3)
+    sub.option("--validation SHARE", "Share of validation users", float, default=0.3)
     sub.prompt(of="policy")
-    sub.option("--seed N", "of the split", not_negative, default=0)
+    sub.option("--seed N", "Seed of the split", not_negative, default=0)
     sub.fields(LoadOptions, without="readout", reference=_reference("each of --rewards"))
-    sub.long_run("what was scored is kept: the same command continues the run")
+    sub.long_run("all scores are kept: the same command continues the run")
 
 
 def run_policy_accuracy(options: argparse.Namespace) -> None:
@@ -216,7 +216,7 @@ def _print_accuracy(summary: Mapping[str, Any]) -> None:
 def add_best_of_n(sub: Parser) -> None:
     sub.option(
         "--samples DIR|FILE",
-        "a finished run of `prb sample`; or a .jsonl file of {id, sample, text}, texts of anybody, with --data",
+        "Finished run of `prb sample`; or a .jsonl file of {id, sample, text} with texts from any source, with --data",
         required=True,
     )
     sub.option(
@@ -228,20 +228,20 @@ def add_best_of_n(sub: Parser) -> None:
     )
     sub.option(
         "--quality Q",
-        "reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
-        "a model whose score is the quality, as baseline:persona-truth for generated persons; or rubric:MODEL "
+        "Quality: ROUGE-L against the best labelled response (default: reference); a .jsonl of {id, sample, quality}; "
+        "a model whose score is the quality, e.g. baseline:persona-truth for generated persons; or rubric:MODEL "
         "(rubric:URL#NAME), a judge of the true rubric's aspects",
         default="reference",
     )
-    sub.option("--out DIR", "run folder: rewards.jsonl, summary.json, curves.png", required=True)
-    about = "of the samples, where it has another name now, or where they are a file"
+    sub.option("--out DIR", "Run folder: rewards.jsonl, summary.json, curves.png", required=True)
+    about = "Data of the samples, if it has moved or the samples are a file"
     sub.option("--data NAME_OR_PATH ...", about, extend=False)
     sub.history()
     sub.fields(ViewOptions)
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
     sub.judge()
     sub.fields(LoadOptions, make="loading")
-    sub.long_run("what was scored is kept: the same command continues the run")
+    sub.long_run("all scores are kept: the same command continues the run")
 
 
 def run_best_of_n(options: argparse.Namespace) -> None:
@@ -270,20 +270,20 @@ def run_best_of_n(options: argparse.Namespace) -> None:
 
 
 def add_distil(sub: Parser) -> None:
-    sub.option("RUN", "a finished run of `prb best-of-n`", dest="run_folder")
-    about = "whose rewards decide, as in --rewards of the run; not needed where there is one"
+    sub.option("RUN", "Finished run of `prb best-of-n`", dest="run_folder")
+    about = "Reward that decides, named as in --rewards of the run; required if there are several"
     sub.option("--reward NAME", about)
-    about = "the worst sample, or any one that is worse by the margin (default: worst)"
+    about = "Rejected sample: the worst, or a random one, worse by the margin (default: worst)"
     sub.option("--rejected KIND", about, default="worst", choices=("worst", "random"))
-    sub.option("--margin M", "leave prompts out whose two rewards differ by less", float, default=0.0)
-    sub.option("--seed N", "of --rejected random", not_negative, default=0)
-    sub.option("--samples DIR", "the run of `prb sample`, where it lies elsewhere now")
-    sub.option("--data NAME_OR_PATH ...", "of the samples, where it has another name now", extend=False)
-    sub.option("--out DIR", "folder for pairs.jsonl and distil.json", required=True)
+    sub.option("--margin M", "Smallest difference of the two rewards of a pair", float, default=0.0)
+    sub.option("--seed N", "Seed of --rejected random", not_negative, default=0)
+    sub.option("--samples DIR", "Run of `prb sample`, if it has moved")
+    sub.option("--data NAME_OR_PATH ...", "Data of the samples, if it has moved", extend=False)
+    sub.option("--out DIR", "Folder for pairs.jsonl and distil.json", required=True)
 
 
 def run_distil(options: argparse.Namespace) -> None:
-    """Write the best samples against worse ones, and print how many pairs there are."""
+    """Write the best samples against worse ones, and print the number of pairs."""
     from prb_jax.behaviour.judges.distil import distil
 
     result = call(distil, options, run=options.run_folder)

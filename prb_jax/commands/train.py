@@ -51,7 +51,7 @@ def run_ppo(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, settings: str, train: str, tell: Callable[[Any], None]) -> int:
-    """Call the function `train`, and `tell` of its result; or show the config as the function `settings` reads it."""
+    """Call the function `train`, and `tell` with its result; or with `--show-config` print the config."""
 
     config, overrides = given_config(options)
     if options.show_config:

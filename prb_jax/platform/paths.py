@@ -72,9 +72,7 @@ def _with_local_fields(value: Any) -> Any:
 
 
 def _no_cache(path: object) -> RunError:
-    return RunError(
-        f"{path}: several builds write to the cache, so it needs a file system: expected a local folder"
-    )
+    return RunError(f"{path}: several builds share the cache as files: expected a local folder")
 
 
 def shown(value: Any) -> Any:

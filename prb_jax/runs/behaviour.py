@@ -149,7 +149,7 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
     """Return the figures of a run.
 
     Raises:
-      RunError: the folder has no such file, or the file is not valid.
+      RunError: the file is missing or invalid.
     """
     path = Path(folder) / BEHAVIOUR
     if not path.exists():

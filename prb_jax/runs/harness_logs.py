@@ -141,9 +141,7 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
         columns[task] = column = _column(present, metric, where=str(file))
         name, _, kept = column.partition(",")
         if (result.get("higher_is_better", {}).get(task) or {}).get(name) is False:
-            raise RunError(
-                f"{file}: lower is better for the metric {name}; expected a metric where higher is better"
-            )
+            raise RunError(f"{file}: lower is better for the metric {name}: expected the opposite")
         chosen = [row for row in rows if row.get("filter", "none") == kept]
         grades = [_grade(row.get(name), f"{file}: doc {row['doc_id']}: {name}") for row in chosen]
         stated = (result.get("results", {}).get(task) or {}).get(column)

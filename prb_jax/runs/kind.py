@@ -67,7 +67,7 @@ class RunFolder:
 
 
 class Session(TypedDict, total=False):
-    """One session of a run; sessions that `merge` records have no time."""
+    """One session of a run; sessions from `merge` lack the time."""
 
     started: str
     relax: list[str]
@@ -144,7 +144,7 @@ class RunKind:
         """Return the contents of ``run.json`` of a finished run.
 
         Raises:
-          RunError: the folder holds no run of this kind, or the run is not finished.
+          RunError: the folder holds no run of this kind, or an unfinished one.
         """
         run = self.read(folder)
         if run is None:

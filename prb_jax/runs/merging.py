@@ -132,9 +132,7 @@ def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
         if (known := kind.read(out)) is not None:
             check_same_inputs(out, known["inputs"], whole[0])
             if not any("merged" in session for session in known.get("sessions", ())):
-                raise RunError(
-                    f"{out} holds this run already, but not merged from parts; choose another folder with --out"
-                )
+                raise RunError(f"{out} holds this run, but not merged from parts; choose another --out")
             if not known.get("merging"):
                 return
         write_json(out / RUN, {**merged, "merging": True})

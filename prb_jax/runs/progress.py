@@ -68,7 +68,7 @@ class Speed:
 
 @dataclass
 class Count:
-    """Number done, total and speed; with ``about`` the total is an estimate, or 0 if there is no estimate yet."""
+    """Number done, total and speed; with ``about`` the total is an estimate, or 0 before the first estimate."""
 
     total: int
     done: int = 0
@@ -95,7 +95,7 @@ class Count:
         return [*left, f"{self.done:,} {of} {self.total:,} {self.unit} ({share:.0%})"]
 
     def speeds(self, *names: str) -> list[str]:
-        """Return those of these rates that are known."""
+        """Return the known ones of these rates."""
         return [f"{short(rate)} {name}/s" for name in names if (rate := self.speed.rate(name))]
 
 

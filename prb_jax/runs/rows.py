@@ -42,11 +42,11 @@ class RowKind(Generic[AnyRow]):
     what: str  # completes "a row of ..." in messages
     key: Callable[[AnyRow], Hashable]  # identifies a row
     schema: Any  # TypedDict: the fields that every row has, and their types
-    # makes a row of an object with these fields; raises ValueError with the reason if the object is not a row
+    # makes a row of an object with these fields; raises ValueError with the reason if it cannot
     decode: Callable[[dict[str, Any]], AnyRow] = _same
     encode: Callable[[AnyRow], Row] = _same  # makes a JSON object of a row
     table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes the container that maps keys to rows
-    # advice about a line that is not a row
+    # advice about an invalid line
     hint: str = "remove the line, and the same command writes it again"
 
     def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
@@ -169,7 +169,7 @@ class RowFile(Generic[AnyRow]):
         """Sort the rows by ``keys``, and return them; only for process 0.
 
         Raises:
-          RunError: a row is missing, or its key is not in ``keys``.
+          RunError: a row is missing, or has a key outside ``keys``.
         """
         what = f"rows of {self.kind.what}"
         missing = [key for key in keys if key not in self.rows]

@@ -112,7 +112,7 @@ def run_identity(folder: Path) -> RunIdentity:
     """Return the identity of the run in a folder that this process has locked.
 
     Raises:
-      RunError: there is no training run in the folder.
+      RunError: the folder lacks a training run.
     """
     inputs = read_training(folder).record["inputs"]
     settings = {name: value for name, value in inputs["settings"].items() if name != "steps"}

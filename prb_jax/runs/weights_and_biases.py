@@ -18,7 +18,7 @@ def check_wandb(option: str) -> Any:
       option: Option as the user gave it, for the message.
 
     Raises:
-      RunError: wandb is not installed.
+      RunError: wandb is missing.
     """
     try:
         import wandb  # pyright: ignore[reportMissingImports]

@@ -197,8 +197,8 @@ def test_the_version():
     ("number", "status", "message"),
     sweep(
         [
-            (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
-            (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
+            (signal.SIGINT, 130, "prb: interrupted; all scores are kept"),
+            (signal.SIGTERM, 75, "prb: SIGTERM; all scores are kept"),
         ],
         few=(1,),
     ),

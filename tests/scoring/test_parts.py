@@ -173,7 +173,7 @@ def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_p
             assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert before == {path: path.read_bytes() for path in before}
     assert read_json(merged / "run.json")["inputs"] == record["inputs"]
-    with pytest.raises(RunError, match="holds this run already, but not merged from parts"):
+    with pytest.raises(RunError, match="holds this run, but not merged from parts"):
         prb.merge(parts, out=tmp_path / "whole")
 
 

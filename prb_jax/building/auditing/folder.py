@@ -96,8 +96,7 @@ def open_folder(
         an existing one.
 
     Raises:
-      RunError: the folder has another audit or something else, or cannot be written; the message names each setting
-        that differs.
+      RunError: the folder has another audit or something else (the message names each difference), or is read-only.
       DataError: the data cannot be read, are not pairs, or changed since the audit began.
     """
     given = {name: value for name, value in settings.items() if value is not None}

@@ -118,8 +118,7 @@ def reward_model_wins(
 ) -> dict[str, dict[str, float]]:
     """Return by model and pair id 1 if the chosen answer scores higher, 0.5 for a tie, else 0.
 
-    The models see no user. The evaluations have run folders in ``folder`` and are continued; for errors see
-    `prb_jax.evaluate`.
+    The models see no user. Evaluations in ``folder`` are continued; for errors see `prb_jax.evaluate`.
     """
     from prb_jax.scoring.controls import without_user
     from prb_jax.scoring.evaluate import run_evaluation  # slow to import

@@ -1,4 +1,4 @@
-"""The quickstart: two reward models trained and evaluated on the generated benchmark within minutes."""
+"""The quickstart: train and evaluate two reward models on the generated benchmark within minutes."""
 
 from prb_jax.commands.quickstart.command import Quickstart, quickstart
 from prb_jax.commands.quickstart.recipe import Recipe, Schedule

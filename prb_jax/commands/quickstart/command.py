@@ -1,16 +1,16 @@
-"""What `prb quickstart` does: data, two trainings, six evaluations, one table.
+"""`prb quickstart`: data, two trainings, six evaluations, one table.
 
-The folder of a quickstart, which can be killed at any moment and is continued by the same command:
+A quickstart can be killed at any moment, and the same command continues it. Its folder contains:
 
-``quickstart.json``  what is trained and how. Its ``inputs`` decide the result.
-``start/``           the untrained model and its tokenizer, a Hugging Face folder.
-``data/``            the training pairs of either model, as JSON lines.
-``user_blind.py``, ``persona.py``  the configs of the two trainings, for `prb train`.
-``user_blind/``, ``persona/``      their run folders, each with the trained model in ``model/``.
-``scores/NAME/``     the run folders of the evaluations, those of the baselines among them.
-``page.html``        a page of both models, to open in a browser.
-``report.md``        the table, what stands in it, and the single commands.
-``summary.json``     the figures; written last: a folder that has it is finished.
+``quickstart.json``  Recipe and versions. Its ``inputs`` decide the result.
+``start/``           The untrained model and its tokenizer, a Hugging Face folder.
+``data/``            Training pairs of each model, as JSON lines.
+``user_blind.py``, ``persona.py``  Configs of the two trainings, for `prb train`.
+``user_blind/``, ``persona/``      Their run folders, each with the trained model in ``model/``.
+``scores/NAME/``     Run folders of the evaluations, including the baselines.
+``page.html``        A page about both models, to open in a browser.
+``report.md``        The table, its explanations, and the single commands.
+``summary.json``     The figures; written last: a folder that has it is finished.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ QUICKSTARTS = RunKind(
 )
 
 BOUNDS = {"best, user unknown": "user_blind_expected", "best, user known": "persona_aware"}
-"""Known from how the benchmark is made: no scorer that ignores the profile is expected above the first (the Bayes
-value), and none at all is above the second."""
+"""Bounds known from the benchmark's construction: a scorer that ignores the profile is not expected above the first
+(the Bayes value), and no scorer is above the second."""
 
 SHOWN_BASELINES = ("baseline:length", "baseline:random", "baseline:profile-overlap")
-"""In the tables of the quickstart."""
+"""Baselines in the tables of the quickstart."""
 
-LINEAR = "persona x words"  # a baseline that is fitted to the training part
-TRAINING = ("train", "train-more-wording")  # parts with the personalised pairs that everything is trained on
-TIMED_PAIRS = 256  # pairs that the latency is measured with
+LINEAR = "persona x words"  # a baseline fitted to the training part
+TRAINING = ("train", "train-more-wording")  # parts with the personalised training pairs
+TIMED_PAIRS = 256  # pairs for measuring latency
 
 Score = Callable[[Sequence[Comparison]], object]
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The result of `quickstart`: what its `summary.json` holds, empty for one that ``stopped_by`` a signal ended, as
-    "SIGTERM"."""
+    """Result of `quickstart`: its `summary.json`, which is empty if a signal ended the run; ``stopped_by`` names the
+    signal, e.g. "SIGTERM"."""
 
     out: Path
     summary: dict[str, Any] = field(default_factory=dict)
@@ -102,37 +102,37 @@ class Quickstart:
 
     @property
     def report(self) -> Path:
-        """The table and the commands of each step, as Markdown."""
+        """Path of the table and the commands of each step, in Markdown."""
         return self.out / REPORT
 
     @property
     def page(self) -> Path:
-        """The page of the two models: figures, comparisons, learning curves, pairs to read."""
+        """Path of the page about the two models: figures, comparisons, learning curves, pairs to read."""
         return self.out / PAGE
 
     @property
     def path(self) -> Path:
-        """The figures."""
+        """Path of the figures."""
         return self.out / SUMMARY
 
 
 def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool = True) -> Quickstart:
     """Train a user-blind and a persona-conditioned reward model on the generated benchmark, and evaluate both.
 
-    Everything goes through `prb_jax.train` and `prb_jax.evaluate`, whose run folders stay in `out`; the same
-    call continues what was killed and does nothing for what is finished. `models` in `summary.json` holds
-    for each model and baseline its accuracy on generic pairs and on personalised pairs of seen personas, of
-    unseen ones, and of unseen ones in new wording (each with its 95 % interval), the share of personas covered, the
-    number of different pairs it was trained on, the number of pairs it was shown in all steps, and milliseconds of
-    scoring for each pair. `bounds` holds what is possible.
+    Everything uses `prb_jax.train` and `prb_jax.evaluate`, which leave their run folders in `out`. The same call
+    continues a killed run and does nothing for a finished one. In `summary.json`, `models` has for each model and
+    baseline the accuracy on generic pairs, and on personalised pairs of seen personas, of unseen personas, and of
+    unseen personas in new wording (each with its 95 % interval). It also has the share of personas covered, the
+    number of different training pairs, the number of pairs shown in all steps, and milliseconds of scoring per pair.
+    `bounds` has the upper bounds.
 
     Args:
-      out: the folder of the run.
-      recipe: sizes, data and schedules; those of `prb quickstart` if not given.
-      progress: shows progress on standard error.
+      out: Folder of the run.
+      recipe: Sizes, data and schedules; default: the recipe of `prb quickstart`.
+      progress: If True, show progress on standard error.
 
     Raises:
-      RunError: `out` holds another run, is a file, or cannot be written.
+      RunError: `out` has another run, is a file, or cannot be written.
     """
     chosen = Recipe() if recipe is None else recipe
     inputs = {"recipe": dataclasses.asdict(chosen), "versions": computing_versions()}
@@ -238,15 +238,15 @@ def _figures(
         summary = summarise(scored[part], clusters=clusters_of(parts[part]))
         figures[key] = summary["accuracy"]
         figures[f"{key}_ci95"] = summary["ci95"]
-    # by user: no clusters needed; the coverage of a run's own summary is of all parts
+    # no clusters needed for coverage by user; a run's own summary covers all parts
     figures["served"] = summarise([*scored[SEEN], *scored[UNSEEN]])["coverage"]
     return figures
 
 
 def _milliseconds(score: Score, pairs: Sequence[Comparison]) -> float:
-    """The better of two timed runs after one that compiles."""
+    """Return milliseconds per pair: the better of two timed runs after one that compiles."""
     if not pairs:
-        raise RunError("no pairs to measure the latency with")
+        raise RunError("found no pairs for measuring latency")
     score(pairs)
     times: list[float] = []
     for _ in range(2):
@@ -256,9 +256,9 @@ def _milliseconds(score: Score, pairs: Sequence[Comparison]) -> float:
     return 1000 * min(times) / len(pairs)
 
 
-LEAST_RESPONSES = 20  # training responses in which a word occurs that has a weight
+LEAST_RESPONSES = 20  # fewest training responses with a word that gets a weight
 PENALTY = 3.0
-"""Of the squared weights, of all and of each persona; half of it is added to the sum of the losses."""
+"""Penalty of the squared weights, shared and per persona; half of it is added to the sum of the losses."""
 ITERATIONS = 60
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -266,16 +266,16 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class PersonaWords:
-    """A linear model of bags of words with weights for each persona: how far choices alone lead without language.
+    """Linear bag-of-words model with weights per persona: shows how far choices lead without language.
 
     The score of a response is the sum of the weights of its distinct words.
     """
 
     columns: Mapping[str, int]  # index of each word among the W weights
-    common: np.ndarray  # float [W], weights shared by everybody
-    # by persona, float [W], added to the shared weights; a persona without training pairs has none
+    common: np.ndarray  # float [W], weights shared by all
+    # by persona, float [W], added to the shared weights; missing for personas without training pairs
     own: Mapping[str | None, np.ndarray]
-    presentations: int  # how often a pair was looked at in fitting
+    presentations: int  # pairs visited during fitting
 
     def __call__(self, comparison: Comparison) -> list[float]:
         """Return the scores of the responses."""
@@ -288,7 +288,7 @@ class PersonaWords:
 
 def fit_persona_words(pairs: Sequence[Comparison]) -> PersonaWords:
     """Fit the model to pairs of the training part: Bradley-Terry with an L2 penalty, by L-BFGS. The user of a pair is
-    its persona, and no profile is read."""
+    its persona, and profiles are not used."""
     import scipy.optimize
     import scipy.sparse
 

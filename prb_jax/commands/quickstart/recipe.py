@@ -1,14 +1,14 @@
-"""What the quickstart trains: two small models, their data, and how.
+"""Recipe of the quickstart: two small models, their data, and their training.
 
-The models are ordinary Qwen 3 decoders with a score head and a tokenizer of whole words. What is particular to them are
-the sizes and the starting weights, chosen so that they learn within two minutes of two CPU cores what larger models
-bring along from their pretraining: that a word of an answer and a word of a post are about the same thing.
+The models are ordinary Qwen 3 decoders with a score head and a tokenizer of whole words. Only their sizes and starting
+weights are special: within two minutes on two CPU cores they learn what larger models know from pretraining: that a
+word of an answer and a word of a post are about the same thing.
 
 Sizes, steps and learning rates were chosen by the accuracy on training topics that were held out from
-training, for the personas of the training part and for those of a benchmark generated from another seed.
-One choice, that generic pairs come with profiles of anybody, was prompted by a low generic accuracy on the
+training, for the personas of the training part and for the personas of a benchmark generated from another seed.
+One choice, random profiles for generic pairs, was prompted by a low generic accuracy on the
 test part. The part `train-more-wording` was added because of a low accuracy on `test-unseen-wording`; the
-numbers of profiles and repeats were then set so that as many pairs are shown as before, and nothing else
+numbers of profiles and repeats were then set to show as many pairs as before, and nothing else
 was changed.
 """
 
@@ -35,8 +35,8 @@ from prb_jax.records.writing import write_file
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
 
-USER_BLIND, PERSONA = "user_blind", "persona"  # the two models, and the files and folders that belong to them
-PROFILE_POSTS = 10  # most posts of a profile that the persona-conditioned model sees
+USER_BLIND, PERSONA = "user_blind", "persona"  # names of the two models, and of their files and folders
+PROFILE_POSTS = 10  # most posts of a profile for the persona-conditioned model
 
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
@@ -46,36 +46,36 @@ TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ '<|end|>' }}{% endif %}"
 )
-"""One token for each change of speaker, and one at the end, where the reward is read."""
+"""One token per change of speaker, and one at the end, at which the reward is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How one model is trained."""
+    """Training settings of one model."""
 
-    steps: int  # of the optimiser
-    learning_rate: float  # at its peak
-    comparisons: int = 64  # in one step
+    steps: int  # optimiser steps
+    learning_rate: float  # peak learning rate
+    comparisons: int = 64  # comparisons per step
     weight_decay: float = 0.1  # of matrices and embeddings
-    label_smoothing: float = 0.0  # probability that a label is taken for wrong
+    label_smoothing: float = 0.0  # assumed probability that a label is wrong
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Sizes, data and schedules."""
 
-    # hidden_size, intermediate_size, layers, heads: of the decoder
+    # hidden_size, intermediate_size, layers, heads: decoder sizes
     hidden_size: int = 32
     intermediate_size: int = 128
     layers: int = 1
     heads: int = 2
-    vocab_size: int = 4096  # most entries of its tokenizer
+    vocab_size: int = 4096  # largest vocabulary of the tokenizer
     # user_blind, persona: schedules of the two models
     user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
     persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128, label_smoothing=0.1)
-    profiles: int = 4  # how many profiles of its user each personalised training pair is shown with
-    generic_repeats: int = 3  # how often each generic pair occurs beside one occurrence of a personalised one
-    limit: int | None = None  # at most so many pairs of each part of the benchmark, for tests; None for all
+    profiles: int = 4  # profiles of its user per personalised training pair
+    generic_repeats: int = 3  # occurrences of a generic pair per occurrence of a personalised one
+    limit: int | None = None  # most pairs of each benchmark part, for tests; None for all
     seed: int = 0  # of weights, profiles and order
 
     def schedule(self, model: str) -> Schedule:
@@ -84,21 +84,21 @@ class Recipe:
 
 
 def make_start(folder: Path, comparisons: Sequence[Comparison], recipe: Recipe) -> Path:
-    """Write the model that both trainings start from, and its tokenizer, unless they are there."""
-    if (folder / "config.json").exists():  # written last
+    """Write the model that both trainings start from, and its tokenizer, unless the folder has them."""
+    if (folder / "config.json").exists():  # this file is written last
         return folder
     train_word_tokenizer(comparisons, folder, vocab_size=recipe.vocab_size)
     tokenizer = load_tokenizer(folder)
     raw = config_json(recipe, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
     config = parse_config(raw, where="quickstart")
     make = jax.jit(lambda: starting_weights(init_params(config, seed=recipe.seed)))
-    for old in folder.glob("model*.safetensors*"):  # of a start that was interrupted
+    for old in folder.glob("model*.safetensors*"):  # left by an interrupted start
         old.unlink()
     return save_params(make(), config, folder, raw_config=raw)
 
 
 def config_json(recipe: Recipe, *, vocab_size: int, pad_token_id: int | None) -> dict[str, Any]:
-    """`config.json` of the models."""
+    """Return `config.json` of the models."""
     return {
         "architectures": ["Qwen3ForSequenceClassification"],
         "model_type": "qwen3",
@@ -110,8 +110,8 @@ def config_json(recipe: Recipe, *, vocab_size: int, pad_token_id: int | None) ->
         "num_key_value_heads": recipe.heads,
         "head_dim": recipe.hidden_size // recipe.heads,
         "max_position_embeddings": 4096,
-        # Far above the usual 1e-6: a norm then passes small vectors on as they are, so that a word
-        # which matters can say so by the length of its embedding. See `starting_weights`.
+        # Far above the usual 1e-6: a norm then passes small vectors on unchanged, so a word that matters can
+        # show it by the length of its embedding. See `starting_weights`.
         "rms_norm_eps": 0.1,
         "rope_theta": 1_000_000.0,
         "hidden_act": "silu",
@@ -125,11 +125,11 @@ def config_json(recipe: Recipe, *, vocab_size: int, pad_token_id: int | None) ->
 
 
 def starting_weights(params: Params) -> Params:
-    """Random parameters, rescaled for learning from nothing.
+    """Rescale random parameters for learning without pretraining.
 
-    Embeddings start short, well below the epsilon of the norms: what a word contributes then grows with
-    its embedding, and the few words that tell tastes apart soon outweigh the many that do not. A larger
-    head makes the small states that come of it matter from the first step on.
+    Embeddings start short, well below the epsilon of the norms. A word's contribution then grows with its embedding,
+    and the few words that distinguish tastes soon outweigh the many others. A larger head makes the resulting small
+    states matter from the first step on.
     """
     return {**params, "embed": 0.05 * params["embed"], "score": 5.0 * params["score"]}
 
@@ -137,12 +137,12 @@ def starting_weights(params: Params) -> Params:
 def train_word_tokenizer(
     comparisons: Iterable[Comparison], folder: Path, *, vocab_size: int, splits_words: bool = True
 ) -> None:
-    """Learn a tokenizer from what a model sees of comparisons, and write it to `folder` in the Hugging Face layout; the
-    same comparisons give the same ids.
+    """Learn a tokenizer from a model's input text of comparisons, and write it to `folder` in the Hugging Face layout;
+    the same comparisons give the same ids.
 
-    Words and punctuation marks, in lower case and without the blanks between them; each frequent word is one token, a
-    rare one several (BPE within words), or unknown where words are not split. What the prompt writes around the profile
-    and each of its posts is one token too. So a conversation has as few tokens as it has words.
+    Tokens are lower-case words and punctuation marks, without the blanks between them. A frequent word is one token; a
+    rare word is several (BPE within words), or unknown if words are not split. Headings of the profile and of each post
+    are also one token each. A conversation therefore has about as few tokens as words.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -179,11 +179,11 @@ def train_word_tokenizer(
 def training_pairs(
     personal: Sequence[Comparison], generic: Sequence[Comparison], recipe: Recipe
 ) -> list[Comparison]:
-    """The pairs that the persona-conditioned model learns from, with ids of their own.
+    """Return the training pairs of the persona-conditioned model, with new ids.
 
-    Each personalised pair comes with several profiles: its own, and others that the same user has in
-    other training records. So the model cannot learn single profiles by heart. A generic pair comes with
-    profiles of anybody: a response that is plainly worse is so for all.
+    Each personalised pair appears with several profiles: its own, and profiles of the same user from
+    other training records. The model therefore cannot memorise single profiles. A generic pair appears with
+    random profiles: a plainly worse response is worse for everyone.
     """
     draws = random.Random(recipe.seed)
     of_user: dict[str | None, list[tuple[Post, ...]]] = {}
@@ -201,7 +201,7 @@ def training_pairs(
 def without_profiles(
     personal: Sequence[Comparison], generic: Sequence[Comparison], recipe: Recipe
 ) -> list[Comparison]:
-    """The pairs that the user-blind model learns from: generic ones have the same share as for the other model."""
+    """Return the training pairs of the user-blind model; generic pairs have the same share as for the other model."""
     again = [_shown(one, number, ()) for number in range(recipe.generic_repeats) for one in generic]
     return [*(_shown(comparison, 0, ()) for comparison in personal), *again]
 
@@ -209,12 +209,12 @@ def without_profiles(
 def _profile(
     comparison: Comparison, number: int, draws: random.Random, profiles: Sequence[tuple[Post, ...]]
 ) -> tuple[Post, ...]:
-    """Its own one the first time, and one drawn from `profiles` later."""
+    """Return the comparison's own profile the first time, then a random one from `profiles`."""
     return comparison.profile if number == 0 else profiles[int(draws.random() * len(profiles))]
 
 
 def _shown(comparison: Comparison, number: int, profile: Sequence[Post]) -> Comparison:
-    """The pair as it is shown the `number`-th time; private fields stay behind."""
+    """Return the pair for its `number`-th showing, without private fields."""
     return Comparison(
         id=comparison.id if number == 0 else f"{comparison.id}-{number}",
         question=comparison.question,
@@ -228,13 +228,13 @@ def _shown(comparison: Comparison, number: int, profile: Sequence[Post]) -> Comp
 
 
 def write_pairs(path: Path, comparisons: Sequence[Comparison]) -> None:
-    """Write comparisons as JSON lines, compressed, unless the file is there already; equal ones give equal bytes."""
+    """Write comparisons as compressed JSON lines, unless the file exists; equal comparisons give equal bytes."""
     if not path.exists():
         write_file(path, gzip.compress(serialise(comparisons), compresslevel=1, mtime=0))
 
 
 def write_config(folder: Path, name: str, recipe: Recipe) -> None:
-    """Write the config of one of the two trainings, `FOLDER/NAME.py`, as `prb train` takes it."""
+    """Write the config of one of the two trainings, `FOLDER/NAME.py`, for `prb train`."""
     schedule = recipe.schedule(name)
     options = {
         "method": {USER_BLIND: "user_blind", PERSONA: "profile_context"}[name],
@@ -248,7 +248,7 @@ def write_config(folder: Path, name: str, recipe: Recipe) -> None:
         "optimizer.weight_decay": schedule.weight_decay,
         "optimizer.b2": 0.98,
         "optimizer.final_share": 0.05,
-        # The recipe was chosen beforehand (see the top of recipe.py): all pairs are trained on.
+        # The recipe was chosen before (see the top of recipe.py), so all pairs are used for training.
         "validation.fraction": 0.0,
         "checkpoint.every": max(1, schedule.steps // 3),
         "checkpoint.keep_last": 1,

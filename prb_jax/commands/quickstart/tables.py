@@ -1,4 +1,4 @@
-"""The figures of a quickstart, for the terminal and as a page to keep."""
+"""Tables of a quickstart for the terminal, and as a page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
 WORDING = "test-unseen-wording"
 """Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
-the training part, on new topics; personas that do not; and other ones who, like the answers to them, speak in
-sentences that occur nowhere in training."""
+the training part, on new topics; personas that do not; and other personas whose wording, and the wording of the
+answers to them, never occurs in training."""
 
 KEYS = {
     GENERIC: "generic_accuracy",
@@ -22,24 +22,24 @@ KEYS = {
     UNSEEN: "personalised_accuracy_unseen",
     WORDING: "personalised_accuracy_unseen_wording",
 }
-"""The accuracy on each part, as it is called in `summary.json`."""
+"""Names in `summary.json` of the accuracy on each part."""
 
 NAMES = {"user_blind": "user-blind", "persona": "profile in context"}
-"""What the trained models are called in tables."""
+"""Names of the trained models in tables."""
 
 _HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas", WORDING: "new wording"}
 
-BOUNDED = (SEEN, UNSEEN, WORDING)  # parts for which it is known what is possible at best
+BOUNDED = (SEEN, UNSEEN, WORDING)  # parts with known upper bounds
 
 Bounds = tuple[float, float] | None
 _COSTS = ("served", "pairs", "shown", "ms/pair")
 
 _NOTES = """\
-[..] 95 % interval over personas and, where several of them judge the same answers, over the answers too;
+[..] 95 % interval over personas and, if several of them judge the same answers, over the answers too;
 persona x words: a linear model with a weight for each word and each persona of the training part; best, user
-unknown: the Bayes accuracy; served: share of the seen and unseen personas whose accuracy in these two parts is
-above chance (the coverage of a run is of all its parts); pairs: different ones trained on; shown: pairs in all
-steps of training; ms/pair: scoring one pair in batches on this machine, tokenisation included.
+unknown: the Bayes accuracy; served: share of the seen and unseen personas with accuracy above chance in these two
+parts (the coverage of a run uses all its parts); pairs: different pairs in training; shown: pairs in all
+steps of training; ms/pair: time to score one pair in batches on this machine, with tokenisation.
 """
 
 
@@ -70,7 +70,7 @@ class _Bounds(TypedDict):
 
 
 class QuickstartSummary(TypedDict):
-    """What ``summary.json`` of a quickstart holds, as far as its table shows it."""
+    """Fields of a quickstart's ``summary.json`` that its table shows."""
 
     pairs: _Pairs
     models: dict[str, _Figures]
@@ -78,7 +78,7 @@ class QuickstartSummary(TypedDict):
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:
-    """Return the summary as tables for the terminal: accuracies, and what they cost."""
+    """Return the summary as tables for the terminal: accuracies, and their costs."""
     from rich.console import Group
 
     heads = [
@@ -100,29 +100,29 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
 
 def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
-    """Return the summary as a Markdown page with the commands that repeat each of its steps, for a folder as the user
-    named it."""
+    """Return the summary as a Markdown page with the commands that repeat each step; ``folder`` is the user's name of
+    the folder."""
     parts = " ".join(f"personas:{part}" for part in KEYS)
     heads = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS), *_COSTS]
     rows, bounds = _rows(summary)
     lines = ["# Accuracy on the generated benchmark", ""]
     lines += Table("", heads, [*rows, *([*row, *[""] * len(_COSTS)] for row in bounds)]).markdown(str)
     lines += ["", _NOTES.strip(), ""]
-    lines += ["Knowing the profile gains, on the same pairs (paired, 95 % interval as above):", ""]
+    lines += ["Gain from knowing the profile, on the same pairs (paired, 95 % interval as above):", ""]
     for part, key in KEYS.items():
         gain = summary["persona_minus_user_blind"][key]
         lines.append(f"- {_HEADINGS[part]}: {signed(gain['difference'], gain['ci95'])}")
-    lines += ["", "Each step by itself:", ""]
+    lines += ["", "Commands of the single steps:", ""]
     for name in NAMES:
         lines.append(f"    prb train {folder}/{name}.py --out {folder}/{name}")
         lines.append(f"    prb evaluate {folder}/{name} --data {parts} --out {folder}/scores/{name}")
     seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in summary["seconds"].items())
-    lines += ["", f"Time of the command that finished it: {seconds}."]
+    lines += ["", f"Time of the last command: {seconds}."]
     return "\n".join(lines) + "\n"
 
 
 def _rows(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[list[str]]]:
-    """The cells of each model, and of each bound: its name, the accuracies and, of a model, what they cost."""
+    """Return the cells of each model (name, accuracies, costs) and of each bound (name, accuracies)."""
     models = []
     for name, figures in summary["models"].items():
         accuracies = (interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values())
@@ -138,6 +138,6 @@ def _rows(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[list[str]]]
 
 
 def _on_two_lines(cell: str) -> str:
-    """A figure with its interval below it, so that four of them are whole in 80 columns."""
+    """Put a figure's interval on a second line, so four figures fit in 80 columns."""
     value, _, bounds = cell.partition(" ")
     return f"{value}\n{bounds.strip('[]')}".rstrip()

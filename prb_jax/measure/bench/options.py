@@ -25,9 +25,7 @@ class BenchOptions:
     """Options of a benchmark: model and devices, sizes of the work, and the library to compare with."""
 
     model: str = ""
-    dtype: str | None = option(
-        None, "Type of weights and activations (default: the checkpoint's)", choices=DTYPES
-    )
+    dtype: str | None = option(None, "Type of the weights (default: the checkpoint's)", choices=DTYPES)
     mesh: str | None = option(None, "Mesh axes, e.g. fsdp=4,tensor=2", "AXES")
     attention: str = same_option(LoadOptions, "attention")
     quantize: str | None = same_option(

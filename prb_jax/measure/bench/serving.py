@@ -92,9 +92,7 @@ def bench_serving(options: BenchOptions) -> Figures:
     add("tokens_needed", offline.needed_tokens, "by the offline scorer", "{:,}")
     add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from a request to its answer
     add("p99_seconds", float(np.quantile(delays, 0.99)), "p99", "{:.3f} s")
-    add(
-        "max_difference", traffic.max_difference, "largest difference", "{:.1e}"
-    )  # of a score, from the offline score
+    add("max_difference", traffic.max_difference, "largest difference", "{:.1e}")  # from offline scores
     return figures
 
 

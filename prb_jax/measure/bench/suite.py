@@ -145,9 +145,7 @@ def _chosen(plan: Sequence[BenchRow], names: Iterable[str]) -> set[str]:
     names = list(names)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise RunError(
-            f"--rows: unknown row {', '.join(unknown)} on this machine; expected {', '.join(known)}"
-        )
+        raise RunError(f"--rows: no row {', '.join(unknown)} on this machine; expected {', '.join(known)}")
     rows = [known[name] for name in names] or plan
     return {name for row in rows for name in (row.id, row.needs) if name is not None}
 

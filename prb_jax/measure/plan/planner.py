@@ -255,9 +255,7 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
         loops = costs.unknown_loops
         note = ""
         if loops:
-            count = (
-                "once" if program.steps == 1 else f"{program.steps:.1f} times, the number of attention steps"
-            )
+            count = "once" if program.steps == 1 else f"{program.steps:.1f} times, once per attention step"
             note = f"{loops} loops of unknown length: their bodies count {count}"
     except jax.errors.JaxRuntimeError as error:
         costs, sides = Costs(), ("matrix products",)

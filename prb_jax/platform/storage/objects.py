@@ -224,7 +224,7 @@ class Store:
         self._write(source, lambda path: self._fs.cp_file(path, self._path(target)))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the objects that exist."""
+        """Remove the objects; missing ones are skipped."""
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):

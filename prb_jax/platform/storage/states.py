@@ -217,7 +217,7 @@ def fetch_files(
     names: Iterable[str],
     known: Mapping[str, LocalFile] | None = None,
 ) -> dict[str, LocalFile]:
-    """Fetch those files of a state that are missing here or have changed.
+    """Fetch the files of a state that are missing here or have changed.
 
     Raises:
       StateChangedError: the store's state changed meanwhile.

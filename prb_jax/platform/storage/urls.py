@@ -102,9 +102,7 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
             failed = failed or error
     if failed is None:
         return
-    taken_over = isinstance(failed, TakenOverError) and not isinstance(
-        after, Exception
-    )  # SIGTERM ended the run
+    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # also after SIGTERM
     if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
         raise failed from None
     print(f"prb: warning: {failed}", file=sys.stderr)

@@ -178,7 +178,7 @@ def test_another_machine_or_version_needs_another_folder(tmp_path: Path) -> None
     newer.versions["jax"] = "2.0"
     with pytest.raises(RunError, match=r'versions.jax: "1.0" -> "2.0"[^$]*another folder'):
         measure(tmp_path, Fake(newer))
-    unknown = "--rows: unknown row score-k3 on this machine; expected parity-float32-auto"
+    unknown = "--rows: no row score-k3 on this machine; expected parity-float32-auto"
     with pytest.raises(RunError, match=unknown):
         measure(tmp_path, Fake(), rows=["score-k3"])
 

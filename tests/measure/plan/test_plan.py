@@ -414,7 +414,7 @@ class TestOnTpus:
         assert saved == pytest.approx(layers / 2, rel=0.02)
         seconds = wide.seconds_by["matrix products"]
         assert narrow.seconds_by["matrix products"] == pytest.approx(seconds / 2, rel=0.1)
-        with pytest.raises(MeshError, match="quantize: int8 is for scoring"):
+        with pytest.raises(MeshError, match="quantize: int8 is only for scoring"):
             plan("qwen3-0.6b", replace(asked, train=True, quantize="int8"))
         with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
             plan("qwen3-0.6b", replace(asked, quantize="fp8"))

@@ -121,7 +121,7 @@ def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signa
         processes[0].send_signal(number)
         ((ended_with, _, errors),) = ended(processes, seconds=SOON)
     assert (ended_with, errors.count("\n")) == (status, 1), errors
-    assert errors.endswith("what was scored is kept: the same command continues the run\n")
+    assert errors.endswith("all scores are kept: the same command continues the run\n")
 
     start = "from prb_jax.platform.processes.job import start_job; start_job(); print('met', flush=True); "
     waiting = start + "from prb_jax.platform.processes.sharing import share_json; share_json(1)"

@@ -154,9 +154,7 @@ def test_what_needs_a_file_system_is_refused(tmp_path, store, capsys):
     (tmp_path / "in").mkdir()
     write_rows(tmp_path / "in" / "records.jsonl", [record(0)])
     put_folder(tmp_path / "in", "gs://b")
-    message = (
-        "cache=gs://b/cache: several builds write to the cache, so it needs a file system: expected a local"
-    )
+    message = "cache=gs://b/cache: several builds share the cache as files: expected a local folder"
     settings = ["data=gs://b/records.jsonl", "generator.endpoint=http://127.0.0.1:9/v1", "generator.name=x"]
     words = ["build", "endpoint", *settings, "cache=gs://b/cache", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 2
