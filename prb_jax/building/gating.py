@@ -49,7 +49,7 @@ class GatedPairs:
         relax = " ".join(f"--relax {result.name}" for result in failed)
         raise RunError(
             f"{len(failed)} of {len(self.results)} gates failed: {figures}. All files are kept, and gate_figures.json "
-            "has every figure. Change the writing and build in another folder, or repeat the command with "
+            "has every figure. Change the settings and build in another folder, or repeat the command with "
             f"{relax}, which the card will always mention"
         )
 

@@ -30,7 +30,7 @@ ARRAY_RECORD: Final = "array_record"
 _PRIVATE_FIELDS: Final = ("rubric_aspects", "narrative")
 
 _NEAR: Final = 0.6
-"""Similarity of questions and answers from which pairs share a part; stricter than for duplicates, to be safe."""
+"""Similarity of questions and answers from which pairs share a part; lower than for duplicates, to be safe."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class Session:
     ) -> None:
         """Read the judgements so far from a database that is open for writing; ``settings`` are the audit's.
 
-        ``lease`` is the time in seconds that an item stays reserved for an inactive annotator, ``secret`` the key of
-        the tokens, and ``clock`` returns the seconds since 1970.
+        ``lease`` is the time in seconds that an item stays reserved for an inactive annotator. ``secret`` is the key of
+        the tokens; ``clock`` returns the seconds since 1970.
         """
         self._database, self._settings, self._lease, self._clock = database, settings, lease, clock
         self._secret = secret

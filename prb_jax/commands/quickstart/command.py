@@ -121,9 +121,9 @@ def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool 
 
     Everything uses `prb_jax.train` and `prb_jax.evaluate`, which leave their run folders in `out`. The same call
     continues a killed run and does nothing for a finished one. In `summary.json`, `models` has for each model and
-    baseline the accuracy on generic pairs, and on personalised pairs of seen personas, of unseen personas, and of
+    baseline the accuracy on generic pairs and on personalised pairs: of seen personas, of unseen personas, and of
     unseen personas in new wording (each with its 95 % interval). It also has the share of personas covered, the
-    number of different training pairs, the number of pairs shown in all steps, and milliseconds of scoring per pair.
+    number of different training pairs, the number shown in all steps, and milliseconds of scoring per pair.
     `bounds` has the upper bounds.
 
     Args:

@@ -4,8 +4,8 @@ The models are ordinary Qwen 3 decoders with a score head and a tokenizer of who
 weights are special: within two minutes on two CPU cores they learn what larger models know from pretraining: that a
 word of an answer and a word of a post are about the same thing.
 
-Sizes, steps and learning rates were chosen by the accuracy on training topics that were held out from
-training, for the personas of the training part and for the personas of a benchmark generated from another seed.
+Sizes, steps and learning rates were chosen by the accuracy on training topics held out from
+training. It was measured for the personas of the training part and of a benchmark generated from another seed.
 One choice, random profiles for generic pairs, was prompted by a low generic accuracy on the
 test part. The part `train-more-wording` was added because of a low accuracy on `test-unseen-wording`; the
 numbers of profiles and repeats were then set to show as many pairs as before, and nothing else

@@ -72,7 +72,7 @@ class PlanOptions:
     topology: str | Slice  # e.g. "v5e:4x4" or "v5p:2x2x4", or a slice of :func:`describe_slice`
     slices: int = option(1, "Number of such slices, each with a copy of the model", least=1)
     mesh: str | None = option(
-        None, "Axes, e.g. fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M"
+        None, "Mesh axes, e.g. fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M"
     )
     train: bool = option(False, "Plan the forward and backward pass of a training step")
     value_trunk: Literal["own", "shared"] | None = option(
@@ -82,7 +82,7 @@ class PlanOptions:
         None, "Trained weights with --train (default: full) or --ppo (default: lora)", choices=TUNINGS
     )
     remat: str | None = option(
-        None, f"Policy for --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES
+        None, f"Activations to recompute with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES
     )
     prefix: int = option(3840, "Tokens of the prefix", "P", least=1)
     responses: int = option(2, "Responses per tree", "K", least=1)

@@ -219,8 +219,8 @@ def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None
 
 
 def _read_inside(value: Instruction, fusion: Computation, module: Module, *, whole: float) -> float:
-    """Return the bytes that a fusion and nested fusions read of a parameter, without those that only an overlapping
-    collective uses, or that are only passed on."""
+    """Return the bytes that a fusion and nested fusions read of a parameter. Bytes that only an overlapping
+    collective uses, or that are only passed on, do not count."""
     read = 0.0
     for user in fusion.users[value.name]:
         inner = user.called("calls") if user.opcode == "fusion" else None
