@@ -167,7 +167,7 @@ def test_another_run_is_not_overwritten(result, tmp_path):
         (tmp_path / "run", "holds another run"),
         (tmp_path / "run" / "run.json", "is a file"),
         (tmp_path / "broken", "not valid JSON"),
-        (tmp_path / "foreign", "not of `prb quickstart`"),
+        (tmp_path / "foreign", "not a record of `prb quickstart`"),
     ):
         with pytest.raises(RunError, match=message):
             quickstart(out=out, progress=False)

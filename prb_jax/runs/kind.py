@@ -191,7 +191,7 @@ class RunKind:
             ]
             # Sub-folders may hold files that a killed command added to a finished run.
             if unknown := [name for name in written if name not in files and "/" not in name]:
-                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found none")
+                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found nothing")
         own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
         check_digests(folder, own, record=path, error=RunError, hint=hint)
 

@@ -189,7 +189,7 @@ def test_what_is_no_part_is_refused(tmp_path):
     )
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
-        ([p1, shutil.copytree(p1, tmp_path / "copy")], "copy: holds part 1/3, as .*p1 does"),
+        ([p1, shutil.copytree(p1, tmp_path / "copy")], "copy: holds part 1/3, but so does .*p1"),
         ([p1, p2, whole], "whole: not a part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
@@ -240,7 +240,7 @@ def test_merging_opens_nothing_and_names_the_part_that_lacks_rows(tmp_path, monk
             scores.removeprefix(line),
             f"part 2/2 has {part['rows'] - 1} rows, expected",
         ),
-        (part | {"rows_of_all": 21}, scores, "p2: is a part of 21 rows, p1 is one of 20"),
+        (part | {"rows_of_all": 21}, scores, "p2: is a part of 21 rows, but p1 of 20"),
         (part | {"rows": "7"}, scores, "p2/part.json: field 'rows': expected a whole number, found '7'"),
         (part | {"files": ["summary.json"]}, scores, "expected names of row files"),
         (
@@ -248,7 +248,7 @@ def test_merging_opens_nothing_and_names_the_part_that_lacks_rows(tmp_path, monk
             scores.replace(line, "[1]\n"),
             "p2/scores.jsonl:1: not a row: expected an object",
         ),
-        (earlier, scores, "p2: is a part of None rows, p1 is one of 20"),
+        (earlier, scores, "p2: is a part of None rows, but p1 of 20"),
     ):
         Path("p2/part.json").write_text(json.dumps(record))
         Path("p2/scores.jsonl").write_text(text)

@@ -198,7 +198,7 @@ def test_the_command_says_what_cannot_be(
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{figures['bytes_unquantized']:,} bytes in float32, {figures['bytes_held']:,} in int8" in shown
     assert cli.main([*finished.arguments, "--profile-posts", "0", "1", "--out", "x"]) == 2
-    assert "give --no-reference" in capsys.readouterr().err
+    assert "add --no-reference" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", FORMS)

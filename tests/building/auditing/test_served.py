@@ -113,7 +113,7 @@ def test_another_process_and_other_data_are_refused_in_one_line(served, folder, 
         (["--data", str(other)], "the data are not those of this audit, or changed since it began"),
         (["--per-item", "5"], "the settings differ from those of this audit (per_item: 2 -> 5)"),
         (["--margin", "9"], "margin: expected a number of points above 0 and below 4, found 9"),
-        (["--host", "0.0.0.0"], "others than this machine could reach the page"),
+        (["--host", "0.0.0.0"], "other machines could reach the page"),
     ):
         assert cli.main(["audit", str(copy), *arguments]) == 2
         error = capsys.readouterr().err

@@ -214,7 +214,7 @@ def test_other_files_that_were_changed_are_refused(audited, tmp_path):
         (record | {"inputs": record["inputs"] | {"margin": 2.0}}, "settings were changed by hand"),
         (record | {"inputs": {}}, "field 'data': expected an object, found nothing"),
         (record | {"id": "other"}, "of another audit"),
-        (record | {"kind": "x"}, "not of `prb audit`"),
+        (record | {"kind": "x"}, "not a record of `prb audit`"),
     ):
         (audited / "audit.json").write_text(json.dumps(change))
         with pytest.raises(RunError, match="audit") as error:

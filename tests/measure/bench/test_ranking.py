@@ -130,7 +130,7 @@ def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: P
         (folder, data, "--users 9", "4 users have a profile, expected 9 or more"),
         (
             folder, data, "--users 2 --against transformers --against-users 3",
-            "against_users 3: more than the 2 users that are ranked",
+            "against_users 3: expected at most 2, the users that are ranked",
         ),
         (decoder, data, "", "field 'model_type': expected an encoder"),
     ):  # fmt: skip

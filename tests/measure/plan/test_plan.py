@@ -265,7 +265,7 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
 
 def test_a_sweep_without_any_mesh():
     place = Slice("v5e:1x1", CHIPS["v5e"], jax.devices()[:1])
-    with pytest.raises(MeshError, match=r"no mesh of v5e:1x1 can be: .*max_position_embeddings"):
+    with pytest.raises(MeshError, match=r"no mesh of v5e:1x1 is possible: .*max_position_embeddings"):
         sweep("qwen3-40m", PlanOptions(topology=place, prefix=100_000))
 
 

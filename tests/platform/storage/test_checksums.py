@@ -58,7 +58,7 @@ def test_what_is_no_checksum_is_not_compared(monkeypatch, head):
     assert fetched(monkeypatch, {}, WRONG) == (WRONG, 1)
     # Some stores have ETags that look like an MD5 and are none: the same bytes twice are those that they hold.
     assert fetched(monkeypatch, ETAG, WRONG, WRONG, DATA) == (WRONG, 2)
-    with pytest.raises(RunError, match="damaged twice"):
+    with pytest.raises(RunError, match="damaged in both fetches"):
         fetched(monkeypatch, MD5, WRONG, WRONG)
     head["ServerSideEncryption"] = "AES256"
     assert fetched(monkeypatch, ETAG, WRONG, DATA) == (DATA, 2)
