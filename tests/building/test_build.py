@@ -252,7 +252,7 @@ def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path, capsys: pytest.Capt
         one = r"1\.000 \[0\.\d+\.\.1\.000\]"
         assert re.search(rf"\| blind-judge \| {one} \| {one} \| 0 \| \*\*relaxed\*\* \(leak found\) \|", card)
         assert re.search(r"\| blind-judge \| leak found \| 0\.500 \| 0\.\d+ \| the judge prefers", card)
-        line = re.search(r"The command that repeats it:\n\n    prb (.*)\n", card)
+        line = re.search(r"This command repeats the build:\n\n    prb (.*)\n", card)
         assert line is not None
         command = [str(tmp_path / "again") if word == str(out) else word for word in shlex.split(line[1])]
         assert cli.main(command) == 0
