@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         self.option("--limit N", "Only the first N comparisons of each source", positive)
 
     def columns(self) -> None:
-        """Add `--columns` and `--rendered`; `with_columns` reads them."""
+        """Add `--columns` and `--rendered`, for `with_columns`."""
         self.option(
             "--columns FIELD=COLUMN ...",
             "Fields with other names in the data, e.g. user_id=voter profile=posts; for other verbs and in "
@@ -133,8 +133,8 @@ class Parser(argparse.ArgumentParser):
         )
         self.option(
             "--rendered",
-            "take prompts and responses as they are, because a chat template has rendered them already; elsewhere the "
-            'name of the data ends in it: "FILE?rendered"',
+            "Use prompts and responses as they are, already rendered by a chat template; for other verbs append it to "
+            'the data name: "FILE?rendered"',
         )
 
     def history(self) -> None:
@@ -161,22 +161,22 @@ class Parser(argparse.ArgumentParser):
         )
 
     def judge(self) -> None:
-        """Add the options of judges that are rewards, which `asked_judge` reads."""
+        """Add options of judges used as rewards, for `asked_judge`."""
         from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
         from prb_jax.behaviour.judges.options import JudgeOptions
 
         pairing = (
-            "of pairs:MODEL: compare all pairs of the responses of a prompt (default), each with the next one "
+            "Pairing of pairs:MODEL: all pairs of a prompt's responses (default), each with the next one "
             "(circular), or winners only (knock-out)"
         )
         self.fields(
             JudgeOptions,
             OF_JUDGES,
-            template={"meaning": "of judge:MODEL, as of `prb judge`"},
-            top_logprobs={"meaning": "of judge:URL#NAME, as of `prb judge`"},
+            template={"meaning": "Template of judge:MODEL, see `prb judge`"},
+            top_logprobs={"meaning": "Log-probabilities of judge:URL#NAME, see `prb judge`"},
             pairing={"meaning": pairing},
             ties={
-                "meaning": "of pairs:MODEL: a tie is half a win for both (default), a loss for both, or missing"
+                "meaning": "Ties of pairs:MODEL: half a win for both (default), a loss for both, or missing"
             },
         )
 
@@ -311,7 +311,7 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
 
 
 def asked_judge(options: argparse.Namespace, **more: Any) -> JudgeOptions | None:
-    """Return how judges are asked that are rewards, by the flags of `Parser.judge`; None where no flag is given."""
+    """Return the options of judges used as rewards from the flags of `Parser.judge`; None without any flag."""
     from prb_jax.behaviour.judges.options import OF_REWARDS as OF_JUDGES
     from prb_jax.behaviour.judges.options import JudgeOptions
 
@@ -343,6 +343,6 @@ def given_flags(options: argparse.Namespace) -> set[str]:
 
 
 def with_columns(source: str, options: argparse.Namespace) -> str:
-    """Return the name of a source with its columns, as `prb_jax.records.sources.reading` takes it."""
+    """Return a source name with its columns appended, in the form of `prb_jax.records.sources.reading`."""
     parts = [*(options.columns or ()), *(["rendered"] if options.rendered else [])]
     return f"{source}?{'&'.join(parts)}" if parts else source

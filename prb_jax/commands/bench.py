@@ -83,7 +83,7 @@ _VERBS = {
         about="time `prb serve` under many clients, compared with the scorer of `prb evaluate`",
         measure="serving:bench_serving",
         options=f"pairs clients seconds order {_LENGTHS} questions_per_user",
-        changes={"pairs": {"meaning": "comparisons, each asked for once (default: one of each client)"}},
+        changes={"pairs": {"meaning": "Comparisons, each requested once (default: one per client)"}},
         timed=False,
         weights=True,
     ),

@@ -57,21 +57,21 @@ def run_inspect(options: argparse.Namespace) -> None:
 
 
 def add_convert(sub: Parser) -> None:
-    sub.option("[SRC]", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
-    sub.option("[DST]", "folder to be made", dest="target")
+    sub.option("[SRC]", "Run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
+    sub.option("[DST]", "Folder to create", dest="target")
+    sub.option("--data NAME_OR_PATH", "Comparisons to write for other trainers, in place of SRC and DST")
     sub.option(
-        "--data NAME_OR_PATH", "in place of SRC and DST: data of comparisons, written for other trainers"
+        "--to FORMAT", "Format of --data: trl, JSON lines of prompt, chosen and rejected", choices=("trl",)
     )
-    sub.option("--to FORMAT", "of data: trl, JSON lines of prompt, chosen and rejected", choices=("trl",))
     sub.option(
         "--profile-posts N",
-        "of data: posts of the profile that stand in the prompt (default: 0)",
+        "With --data: posts of the profile in the prompt (default: 0)",
         not_negative,
     )
-    sub.option("--out FILE", "of data: a file to be made (default: standard output)")
-    sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")
-    sub.option("--step S", "which checkpoint of a run: best, last or a number (default: best)")
-    sub.option("--dtype", "of the weights but the head", choices=DTYPES)
+    sub.option("--out FILE", "With --data: file to create (default: standard output)")
+    sub.option("--adapter", "Write a PEFT adapter with its head, from a run with tuning=lora")
+    sub.option("--step S", "Checkpoint of a run: best, last or a number (default: best)")
+    sub.option("--dtype", "Type of the weights except the head", choices=DTYPES)
     sub.option(
         "--layout",
         "Layout of the head: *ForSequenceClassification, or v_head.summary as in TRL and LLaMA-Factory",
@@ -83,7 +83,7 @@ def add_convert(sub: Parser) -> None:
 
 
 def run_convert(options: argparse.Namespace) -> None:
-    """Write a Hugging Face folder, and print where it is; or data for other trainers."""
+    """Write a Hugging Face folder and print its path, or write data for other trainers."""
     if options.data is not None:
         _convert_data(options)
         return
@@ -125,8 +125,8 @@ def add_serve(sub: Parser) -> None:
     sub.set_defaults(after_interrupt="nothing was served")
     sub.option(
         "MODEL",
-        "what `prb evaluate` takes; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
-        "endpoint), a language model that rates each response, or pairs:MODEL, which compares those of a prompt",
+        "Model as in `prb evaluate`; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
+        "endpoint), a language model that rates each response, or pairs:MODEL, which compares the responses",
     )
     sub.fields(ServeOptions)
     sub.judge()

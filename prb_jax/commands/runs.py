@@ -28,12 +28,10 @@ def add_compare(sub: Parser) -> None:
     sub.option("RUN ...", f"Run folders of `prb evaluate`{_LOGS}, two or more", dest="runs")
     sub.option("--out DIR", "Folder for compare.json")
     _add_logs(sub)
-    sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
-    sub.option("--across-protocols", "compare runs with different protocols nevertheless")
-    sub.option(
-        "--ties", "what a tie is worth in ranks and differences", choices=("half", "loss"), default="half"
-    )
-    sub.option("--log-loss", "also compare log-losses: scores must be log-odds, as of a calibrated model")
+    sub.option("--format", "Print the contents of compare.json instead of tables", choices=("json",))
+    sub.option("--across-protocols", "Also compare runs with different protocols")
+    sub.option("--ties", "Value of a tie in ranks and differences", choices=("half", "loss"), default="half")
+    sub.option("--log-loss", "Also compare log-losses: scores must be log-odds, e.g. of a calibrated model")
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -104,10 +102,10 @@ def add_correlate(sub: Parser) -> None:
         "Behaviour of an untrained policy, or NAME=X for each (default: the one with baseline:random as reward)",
         extend=False,
     )
-    about = "of the upper bound over the start, without which there is no power"
+    about = "Smallest gain of the upper bound over the start that gives power"
     sub.option("--least-gain X", about, float, default=0.0)
-    sub.option("--plan", "how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
-    sub.option("--seed N", "of the draws", not_negative, default=0)
+    sub.option("--plan", "Print how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
+    sub.option("--seed N", "Seed of the draws", not_negative, default=0)
 
 
 def run_correlate(options: argparse.Namespace) -> None:

@@ -221,7 +221,7 @@ def add_best_of_n(sub: Parser) -> None:
     )
     sub.option(
         "--rewards MODEL ...",
-        "models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
+        "Models or baselines, see `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
         "at an endpoint), or pairs:MODEL, which compares the samples of a prompt",
         required=True,
         extend=False,
@@ -238,7 +238,7 @@ def add_best_of_n(sub: Parser) -> None:
     sub.option("--data NAME_OR_PATH ...", about, extend=False)
     sub.history()
     sub.fields(ViewOptions)
-    sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
+    sub.option("--prompts DIR", "Prompt folder of the original scripts, for judges that ask like them")
     sub.judge()
     sub.fields(LoadOptions, make="loading")
     sub.long_run("all scores are kept: the same command continues the run")

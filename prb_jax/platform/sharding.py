@@ -245,7 +245,7 @@ def sharding_of(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *,
 
 
 def check_heads(mesh: Mesh, *, heads: Mapping[str, int]) -> None:
-    """Heads are split whole.
+    """Check that every device gets whole heads.
 
     Args:
         mesh: devices.

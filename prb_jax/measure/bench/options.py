@@ -78,9 +78,9 @@ class BenchOptions:
         least=1,
     )
 
-    clients: int = option(500, "at a time", least=1)
-    seconds: int = option(30, "that they ask, at most", "S", least=1)
-    order: str = option("random", "of the comparisons that they ask for", choices=("random", "user"))
+    clients: int = option(500, "Concurrent clients", least=1)
+    seconds: int = option(30, "Most seconds of requests", "S", least=1)
+    order: str = option("random", "Order of the requested comparisons", choices=("random", "user"))
 
     data: str | Path = option("", "Comparisons with profiles", "FILE")
     users: int | None = option(None, "Rank only the first N users with a profile (default: all)", least=1)

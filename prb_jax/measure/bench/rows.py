@@ -16,7 +16,7 @@ _WEIGHTS = {
     "qwen3.5-40m": 0.04e9, "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9,
     "qwen3-8b": 8.2e9,
 }  # fmt: skip
-# Mixtures of experts: weights that a token goes through, and all.
+# Mixtures of experts: weights per token, and all weights.
 _MIXTURES = {"qwen3-110m-a40m": (0.04e9, 0.11e9), "qwen3-30b-a3b": (3.3e9, 30.5e9)}
 _SMALLEST_TRAINED = "qwen3-0.6b"
 _QUESTIONS = 15  # questions of one user
@@ -163,7 +163,7 @@ class _Plan:
         return self.shape(fitting[-1] if fitting else "qwen3-40m")
 
     def mixture(self, use: str) -> str:
-        """The largest mixture of experts that all devices together hold for a use."""
+        """Return the largest mixture of experts that fits on all devices together for a use."""
         memory = self.machine.memory_bytes * self.machine.count
         fitting = [name for name, (_, size) in _MIXTURES.items() if size * _BYTES_OF[use] <= memory]
         return next(iter(_MIXTURES)) if self.on_cpu or not fitting else fitting[-1]
@@ -171,11 +171,11 @@ class _Plan:
     def parity(
         self, attention: str, *, training: bool = False, mixture: bool = False, dtype: str | None = None
     ) -> None:
-        """A check of scores; or of a loss too."""
+        """Add a check of scores, or with ``training`` also of a loss."""
         kind = dtype or self.dtype
         flags = {"dtype": kind, "attention": attention, **({"training": True} if training else {})}
         name = f"{'train-parity' if training else 'parity'}{'-moe' if mixture else ''}-{kind}-{attention}"
-        # A CPU computes the oracle: a small model, with the head size of the larger ones.
+        # A CPU computes the reference: use a small model, with the head size of the larger ones.
         model = self.shape("qwen3-110m-a40m" if mixture else "qwen3-40m")
         self._add(name, "parity", model, flags, rival="transformers", weights="reward", work=0)
 

@@ -29,7 +29,7 @@ _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 
 
 def bench_serving(options: BenchOptions) -> Figures:
-    """Serve a model in a process of its own, and ask it from many clients until every comparison is scored once.
+    """Serve a model in a separate process, and query it from many clients until every comparison is scored once.
 
     Scores a CPU second are compared with those of the scorer of `prb evaluate`, in the same run and on the same
     comparisons. The server is a fresh one, so that its caches hold nothing.
@@ -90,14 +90,14 @@ def bench_serving(options: BenchOptions) -> Figures:
     add("cpu_share", share, "of the offline ones", "{:.2f}x")
     add("tokens_computed", computed, "tokens computed", "{:,.0f}")
     add("tokens_needed", offline.needed_tokens, "by the offline scorer", "{:,}")
-    add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from a request to its answer
+    add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from request to response
     add("p99_seconds", float(np.quantile(delays, 0.99)), "p99", "{:.3f} s")
     add("max_difference", traffic.max_difference, "largest difference", "{:.1e}")  # from offline scores
     return figures
 
 
 def _cpu_seconds(process: int) -> float | None:
-    """CPU seconds of a process and of its children so far; None where the system does not tell."""
+    """Return the CPU seconds of a process and its children so far; None if the system does not report them."""
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         spent = [
@@ -109,7 +109,7 @@ def _cpu_seconds(process: int) -> float | None:
 
 
 def _counted(port: int, name: str) -> float:
-    """The value of one of the server's counters."""
+    """Return the value of one of the server's counters."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
     if found is None:
@@ -128,7 +128,7 @@ class _Traffic:
         self.delays: list[float] = []
 
     async def run(self, clients: int, *, until: float) -> None:
-        """Ask everything once, or until the time is over; every request is waited for."""
+        """Request everything once, or until the time is over, and wait for every response."""
         await asyncio.gather(*(self._client(until) for _ in range(clients)))
 
     async def _client(self, until: float) -> None:

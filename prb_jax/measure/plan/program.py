@@ -170,15 +170,15 @@ def _planned(
 
 
 def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0, share: float = 1.0) -> float:
-    """FLOPs of all matrix products that a traced program runs, on all chips together.
+    """Return the FLOPs of all matrix products that a traced program runs, on all chips together.
 
     Unlike in the compiler's own count, bodies of scans count as often as they run; a conditional counts its most
     expensive branch.
 
     Args:
       steps: how often a loop runs, or a side of a kernel's grid, whose length is data.
-      int8: what an operation of a product of int8 factors counts.
-      share: of the rows of all experts that a device computes, as it holds some of the experts.
+      int8: Weight of an operation of a product of int8 factors.
+      share: Share of the rows of all experts that a device computes, because it holds some of the experts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     within, total = partial(executed_flops, steps=steps, int8=int8, share=share), 0.0
@@ -220,7 +220,7 @@ def _runs(name: str, parameters: dict[str, Any], steps: float) -> float:
 
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
-    """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
+    """Raise MeshError if a mesh does not divide model or batch, or if texts are longer than the model's limit."""
     check_heads(mesh, heads=config.head_counts)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:

@@ -132,7 +132,7 @@ def sampling_program(
 
 
 def step_flops(config: DecoderConfig, shape: BatchShape) -> float:
-    """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample.
+    """Return the FLOPs for the last token of all samples: matrices, head, and attention over prompt and sample.
 
     Recurrent layers read the state of the prompt twice, and the updates of the sample.
     """
