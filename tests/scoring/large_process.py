@@ -50,7 +50,7 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
     def counted(self: LargeComparisons, name: str = "") -> Iterator[Row]:
         for placed in read(self, name):
             counts.records += 1
-            there.add(id(placed.comparison))
+            there.add(id(placed.value))
             counts.held = max(counts.held, len(there))
             yield placed
 
