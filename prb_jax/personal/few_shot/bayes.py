@@ -335,21 +335,25 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
         return deltas @ values[:width] + apart
 
     def transposed(values: np.ndarray) -> np.ndarray:
-        told = [np.bincount(rows.texts[:, side], values, texts) for side in (0, 1)] if texts else [0.0, 0.0]
-        effects = np.subtract(*told) if texts else np.zeros(0)
-        return np.concatenate([deltas.T @ values, effects])
+        features = deltas.T @ values
+        if not texts:
+            return features
+        chosen, rejected = (np.bincount(rows.texts[:, side], values, texts) for side in (0, 1))
+        return np.concatenate([features, chosen - rejected])
 
     size = (width + texts, width + texts)
-    hessian = LinearOperator(
-        size, matvec=lambda values: transposed(weights * margins(values)) + precision * values.reshape(-1)
-    )
+
+    def hessian(values: np.ndarray) -> np.ndarray:
+        return transposed(weights * margins(values)) + precision * values.reshape(-1)
+
     diagonal = np.concatenate([np.sum(weights[:, None] * deltas**2, axis=0), np.zeros(texts)]) + precision
     if texts:
         diagonal[width:] += sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
     noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
     noise += np.sqrt(precision) * rng.standard_normal(len(precision))
-    scale = LinearOperator(size, matvec=lambda values: values.reshape(-1) / diagonal)
-    drawn, _ = cg(hessian, noise, rtol=1e-6, maxiter=1000, M=scale)
+    operators = (hessian, lambda values: values.reshape(-1) / diagonal)
+    whole, scale = (LinearOperator(size, matvec=one) for one in operators)  # pyright: ignore[reportCallIssue] - the stubs know no matvec
+    drawn, _ = cg(whole, noise, rtol=1e-6, maxiter=1000, M=scale)
     changed = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}
     moved = {"slope": 1.0}
     if texts:
