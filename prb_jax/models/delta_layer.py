@@ -10,6 +10,7 @@ Letters as in :mod:`prb_jax.models.delta_rule`; S streams of N tokens, F prompts
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,7 @@ def over_stream(
     """
     if batch.chunks is None:
         raise ValueError("these streams have no chunks for recurrent layers")
-    stream = functools.partial(_one_stream, sizes=sizes, keep=keep)
+    stream: Callable[..., Any] = functools.partial(_one_stream, sizes=sizes, keep=keep)
 
     def run(arrays: Any, taps: Any) -> Any:
         if len(arrays[1]) == 1:
