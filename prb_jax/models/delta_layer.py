@@ -10,7 +10,6 @@ Letters as in :mod:`prb_jax.models.delta_rule`; S streams of N tokens, F prompts
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +145,9 @@ def over_stream(
     """
     if batch.chunks is None:
         raise ValueError("these streams have no chunks for recurrent layers")
-    stream: Callable[..., Any] = functools.partial(_one_stream, sizes=sizes, keep=keep)
+
+    def stream(*arrays: Any) -> Any:
+        return _one_stream(*arrays, sizes=sizes, keep=keep)
 
     def run(arrays: Any, taps: Any) -> Any:
         if len(arrays[1]) == 1:
