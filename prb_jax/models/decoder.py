@@ -134,6 +134,7 @@ def decode_stream(
     """
     states, _, counted = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
     if loads is not None:
+        assert counted is not None
         loads.append(counted)
     return states
 

@@ -114,6 +114,11 @@ class DecoderLayer(Declaring):
 
     mixer: str
     """How this layer mixes tokens, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
+    router: nnx.Param[
+        jax.Array
+    ]  # this and the next two of a mixture of experts (:mod:`prb_jax.models.experts`)
+    router_bias: nnx.Param[jax.Array]
+    shared_router: nnx.Param[jax.Array]
 
     def __init__(
         self,

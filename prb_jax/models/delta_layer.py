@@ -145,7 +145,9 @@ def over_stream(
     """
     if batch.chunks is None:
         raise ValueError("these streams have no chunks for recurrent layers")
-    stream = functools.partial(_one_stream, sizes=sizes, keep=keep)
+
+    def stream(*arrays: Any) -> Any:
+        return _one_stream(*arrays, sizes=sizes, keep=keep)
 
     def run(arrays: Any, taps: Any) -> Any:
         if len(arrays[1]) == 1:

@@ -86,6 +86,7 @@ def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax
     bias = layer.router_bias[...] if experts.names.biased else None
     weights, chosen = _route(x, layer.router[...], bias, experts)
     if context.loads is not None:
+        assert context.real is not None
         real = jnp.broadcast_to(context.real[..., None], chosen.shape).astype(jnp.float32)
         loads = jnp.zeros(experts.count).at[chosen].add(real)
         context.loads.append(lax.stop_gradient(loads))

@@ -119,7 +119,7 @@ def _forward(tile: int | None, rows: Any, weight: Any, sizes: Any, owners: Any) 
     kept_rows = rows.value if weight.perturbed else None
     kept_weight = weight.value if rows.perturbed else None
     kinds = (jnp.zeros((0,), rows.value.dtype), jnp.zeros((0,), weight.value.dtype))
-    out = _grouped_product(tile, rows.value, weight.value, sizes.value, owners.value)
+    out: Any = _grouped_product(tile, rows.value, weight.value, sizes.value, owners.value)
     return out, (kept_rows, kept_weight, sizes.value, owners.value, *kinds)
 
 

@@ -65,6 +65,12 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5-9b": _qwen3_5(
         4096, 12_288, 32, 16, num_key_value_heads=4, linear_num_key_heads=16, linear_num_value_heads=32
     ),
+    "qwen3-next-80b-a3b": _qwen3_5(
+        2048, 5120, 48, 16, num_key_value_heads=2, linear_num_key_heads=16, linear_num_value_heads=32,
+        architectures=["Qwen3NextForSequenceClassification"], model_type="qwen3_next", vocab_size=151_936,
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        norm_topk_prob=True,
+    ),
     "llama3.1-70b": _EVERY | {
         "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 128_256,
         "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,

@@ -77,7 +77,7 @@ class TreesOnDemand(Items[Tree]):
 
 def first_steps(
     trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int
-) -> tuple[list[Items[Tree]], Sequence[Tree]]:
+) -> tuple[list[list[Tree]], Sequence[Tree]]:
     """Return the trees of the steps that decide the shapes of a run, step by step, and all trees that are known then;
     arguments as of :func:`plan_layout`."""
     steps = [with_equal_splits(trees.at(members)) for members in together[: max(1, _LOOKED_AT // per_step)]]

@@ -37,7 +37,8 @@ def main(folder: str, *meshes: str) -> None:
 
     def run(mesh: Any) -> tuple[Any, ...]:
         parts = 1 if mesh is None else mesh.shape["sequence"]
-        options = StreamOptions(tokens=512, streams=4, window=config.sliding_window, parts=parts)
+        rules = {"window": config.sliding_window, "taps": config.taps, "parts": parts}
+        options = StreamOptions(tokens=512, streams=4, **rules)
         (packed,) = pack_streams(trees[:4], StreamShape(512, 16), options)
         batch = make_stream_batch(trees[:4], packed, options)
         shardings = (

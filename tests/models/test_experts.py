@@ -288,6 +288,11 @@ def test_flops_are_those_of_the_experts_that_a_token_takes() -> None:
     attention = 2048 * (32 + 4 + 4) * 128 + 32 * 128 * 2048
     active = 48 * (attention + 2048 * 128 + 8 * 3 * 2048 * 768)
     assert matrix_flops_per_token(config) == 2 * active
+    both = parse_config(shape_config("qwen3-next-80b-a3b"), where="shape")
+    recurrent = 2048 * (2 * 16 * 128 + 2 * 32 * 128 + 2 * 32) + 32 * 128 * 2048
+    full = 2048 * (2 * 16 + 2 * 2) * 256 + 16 * 256 * 2048
+    of_experts = 2048 * (512 + 1) + (10 + 1) * 3 * 2048 * 512
+    assert matrix_flops_per_token(both) == 2 * (36 * recurrent + 12 * full + 48 * of_experts)
     dense = parse_config(shape_config("qwen3-40m"), where="shape")
     sparse = parse_config(shape_config("qwen3-110m-a40m"), where="shape")
     routers = 2 * 10 * 512 * 16

@@ -34,11 +34,11 @@ def transformers_gradients(
     return dict(
         pair
         for name, gradient in gradients.items()
-        for pair in _as_saved(name, gradient, model.config.model_type)
+        for pair in as_saved(name, gradient, model.config.model_type)
     )
 
 
-def _as_saved(name: str, value: np.ndarray, family: str) -> list[tuple[str, np.ndarray]]:
+def as_saved(name: str, value: np.ndarray, family: str) -> list[tuple[str, np.ndarray]]:
     """A parameter as transformers saves it: those of all experts of a layer as one for each."""
     if family == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")

@@ -97,8 +97,18 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
             ("q", "q_gate", "down", "delta_q", "delta_k", "delta_v", "delta_b", "delta_o"),
             {"q_proj": 4, "in_proj_qkv": 6},
         ),
+        (
+            {
+                "architectures": ["Qwen3NextForSequenceClassification"], "model_type": "qwen3_next",
+                "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
+            },
+            ("k", "q_gate", "delta_q", "delta_z", "delta_v", "delta_a"),
+            {"q_proj": 2, "in_proj_qkvz": 6, "in_proj_ba": 2},
+        ),
     ],
-    ids=["phi3", "qwen3_5"],
+    ids=["phi3", "qwen3_5", "qwen3_next"],
 )  # fmt: skip
 def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(changes, targets, ranks, tmp_path):
     peft = pytest.importorskip("peft")
