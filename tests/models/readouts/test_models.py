@@ -196,9 +196,7 @@ def test_two_labels_behind_every_step_equal_transformers(together: str | None, t
         prb.CheckpointError, match=r"'Qwen3ForTokenClassification'.*steps:ID for a model with two"
     ):
         prb.load(tmp_path)
-    with pytest.raises(
-        prb.CheckpointError, match=r"token 300 ends .* expected an added token .* found"
-    ):
+    with pytest.raises(prb.CheckpointError, match=r"token 300 ends .* expected an added token .* found"):
         prb.load(tmp_path, readout="steps:300")
     with pytest.raises(prb.CheckpointError, match=r"unknown readout .*steps:1:median.*: expected one of"):
         prb.load(tmp_path, readout="steps:1:median")
