@@ -142,9 +142,10 @@ def load(
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
       readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
-        steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.models.readouts.rules.choose_readout`; not named, such a head is scored by the paper
-        protocol alone, which has a rule.
+        steps of a process model become one reward; ``steps:ID`` for two labels at every token of this id; or which
+        logit is the reward, for heads with several labels: see
+        :func:`prb_jax.models.readouts.rules.choose_readout`; not named, such a head is scored by the paper protocol
+        alone, which has a rule.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.

@@ -150,7 +150,8 @@ class TextRules:
     which is `append_id`."""
     append_id: int | None = None  # the token's id; of the ``cls_token`` for tokenizers that have none
     suffix: str = ""  # text that ends every response, unless it does already
-    suffix_id: int | None = None  # the one id that the tokenizer must have for it
+    suffix_id: int | None = None
+    """The one id that the tokenizer must have for the suffix; without a text, the id of the suffix itself."""
     template: str | None = None  # chat template for tokenizers that bring none
     templates: tuple[tuple[str, str], ...] = ()  # further chat templates by name, to be asked for
     replaced: tuple[tuple[str, str], ...] = ()
@@ -192,8 +193,18 @@ class TextRules:
         """Return the suffix that is put behind a conversation, checked against the tokenizer.
 
         Raises:
-          CheckpointError: it is not the one token that the model was trained with.
+          CheckpointError: it is not the one token that the model was trained with, or is known by its id only and
+            is no added token: such a token can merge with the text around it.
         """
+        if not self.suffix and self.suffix_id is not None:
+            texts = {number: text for text, number in tokenizer.get_added_vocab().items()}
+            if (text := texts.get(self.suffix_id)) is None:
+                found = quote(tokenizer.convert_ids_to_tokens(self.suffix_id))
+                raise CheckpointError(
+                    f"{where}: token {self.suffix_id} ends the steps of a response: expected an added token of "
+                    f"this tokenizer, found {found}: it can merge with the text around it, and steps would be missed"
+                )
+            return replace(self, suffix=text).checked_suffix(tokenizer, where=where)
         if self.suffix and tokenizer.encode(self.suffix, add_special_tokens=False) != [self.suffix_id]:
             raise CheckpointError(
                 f"{where}: this model reads its reward at {self.suffix!r} (id {self.suffix_id}), which is not one "

@@ -326,10 +326,14 @@ def _family(fields: FieldReader) -> Family:
         code = (
             " (code of its repository, which auto_map names, is never run)" if fields.has("auto_map") else ""
         )
+        labels_tokens = named.endswith("ForTokenClassification")
+        steps = (
+            " (steps:ID for a model with two labels at token ID behind every step)" if labels_tokens else ""
+        )
         raise CheckpointError(
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
             f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
-            f"head is one of that table, name the row with --readout{code}"
+            f"head is one of that table, name the row with --readout{steps}{code}"
         )
     return family
 

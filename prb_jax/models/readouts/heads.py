@@ -280,9 +280,8 @@ class Steps(_OneStack):
     The stack gives the two logits.
     """
 
-    # marker, marker_text: the token that ends a step
-    marker: int
-    marker_text: str
+    marker: int  # id of the token that ends a step
+    marker_text: str = ""  # its text, if the row of the model fixes it
     # ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a model is its
     # default; ``--readout ROW:min`` and the like choose another.
     together: Together = "product"

@@ -51,7 +51,8 @@ class LoadOptions:
     readout: str | None = option(
         None,
         "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
-        "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+        "become one reward; steps:ID for two labels at every token ID; vocabulary:ID; or which logit of several is the "
+        "reward: first-logit, last-softmax",
         "NAME",
     )
     reference: str | Path | None = option(

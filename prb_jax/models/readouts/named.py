@@ -8,11 +8,14 @@ from typing import Any, cast
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import Vocabulary
+from prb_jax.models.readouts.heads import Stack, Steps, Together
 from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.models.readouts.rules import READOUTS
+from prb_jax.text.template import TextRules
 
 _VALUE = r"\d+=-?\d+(?:\.\d+)?"
 _VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
+_STEPS = re.compile(rf"(steps:(\d{{1,9}}))(?::({'|'.join(Steps.ways)}))?")
 
 
 def named_row(readout: str) -> ModelRow:
@@ -35,6 +38,16 @@ def named_row(readout: str) -> ModelRow:
         if len(set(head.tokens)) == len(head.tokens):
             return ModelRow(name=readout, models=(), head=head)
         expected = "expected each token once"
+    elif match := _STEPS.fullmatch(readout):
+        marker, together = int(match[2]), cast(Together, match[3] or "product")
+        head = Steps(Stack("score"), marker=marker, together=together)
+        return ModelRow(
+            name=match[1],
+            models=(),
+            head=head,
+            text=TextRules(suffix_id=marker),
+            notes=("TRL trains process models on prompts without a chat template: see --chat-template",),
+        )
     elif name in rows and rows[name].ways:
         ways = ", ".join(f"{name}:{way}" for way in rows[name].ways)
         expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
@@ -43,6 +56,6 @@ def named_row(readout: str) -> ModelRow:
             f"'{name}' does not score steps, so there is nothing to put together: expected '{name}' alone"
         )
     else:
-        forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
+        forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...", "steps:ID", "steps:ID:min")
         expected = f"expected one of {', '.join((*READOUTS, *rows, *steps, *forms))}"
     raise CheckpointError(f"unknown readout {quote(readout)}: {expected}")

@@ -73,8 +73,8 @@ def resolve_model(
       folder: with ``config.json`` and weights.
       name: what the user calls it: a hub id, or the folder.
       readout: a row of the table; a row of a process model and how steps become one reward, as
-        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``, or a rule
-        for several labels.
+        ``qwen2-prm:min``; ``steps:ID`` or ``steps:ID:min``, for two labels at every token of this id;
+        ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``, or a rule for several labels.
       new_head: a model without a linear head of one output is opened with such a head, which is yet to be made.
 
     Raises:

@@ -99,7 +99,8 @@ def reading(resolved: ResolvedModel, rule: str) -> str:
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
     if isinstance(head, Steps):
         others = ", ".join(f"{resolved.row.name}:{way}" for way in head.ways if way != head.together)
-        step = f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
+        marker = repr(head.marker_text) if head.marker_text else f"token {head.marker}"
+        step = f"probability of a good step at every {marker}, the {head.together} of them"
         return f"{step} (others by --readout {others})"
     assert isinstance(head, Gated)
     count = head.objectives.outputs // int(head.per_objective)

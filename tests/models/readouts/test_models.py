@@ -161,6 +161,47 @@ def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: P
         convert(tmp_path, tmp_path / "standard", readout="vocabulary:17")
 
 
+@pytest.mark.parametrize("together", [None, "min"])
+def test_two_labels_behind_every_step_equal_transformers(together: str | None, tmp_path: Path) -> None:
+    """A ``*ForTokenClassification``, as TRL trains process models; the last step may come without its mark."""
+    from transformers import Qwen3Config, Qwen3ForTokenClassification
+
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=416, num_labels=2, initializer_range=0.2, **SIZES)
+    theirs = Qwen3ForTokenClassification(config).eval()
+    with torch.no_grad():
+        theirs.score.bias.normal_()
+    theirs.save_pretrained(tmp_path)
+    tiny.write_tokenizer(tmp_path)
+    step = load_tokenizer(tmp_path).bos_token_id
+    marked = [f"Walk.{tiny.BOS} Rest.{tiny.BOS} Eat.{tiny.BOS}", f"Rest.{tiny.BOS}", f"Walk.{tiny.BOS} Eat"]
+    trio = prb.Comparison(id="c", question="And then?", responses=marked, labels=None)
+    readout = f"steps:{step}" + (f":{together}" if together else "")
+    model = prb.load(tmp_path, readout=readout)
+    (tree,) = model.encode([trio])
+    expected, counts = [], []
+    for k in range(3):
+        ids = torch.tensor(tree.sequence(k).astype(np.int64))
+        with torch.inference_mode():
+            good = theirs(ids[None]).logits[0].softmax(-1)[ids == step, 1]
+        counts.append(len(good))
+        expected.append(float(good.min() if together else good.prod()))
+    assert counts == [3, 1, 2]
+    assert np.ptp(expected) > 1e-3
+    np.testing.assert_allclose(model.score([trio])[0], expected, atol=TOLERANCE, rtol=0)
+    shown = inspect(str(tmp_path), readout=readout)["readout"]
+    assert f"probability of a good step at every token {step}, the {together or 'product'} of them" in shown
+
+    with pytest.raises(
+        prb.CheckpointError, match=r"'Qwen3ForTokenClassification'.*steps:ID for a model with two"
+    ):
+        prb.load(tmp_path)
+    with pytest.raises(prb.CheckpointError, match=r"token 300 ends .* expected an added token .* found"):
+        prb.load(tmp_path, readout="steps:300")
+    with pytest.raises(prb.CheckpointError, match=r"unknown readout .*steps:1:median.*: expected one of"):
+        prb.load(tmp_path, readout="steps:1:median")
+
+
 class TestBesideAVisionTower:
     def test_the_tower_is_left_unread_and_not_converted(self, tmp_path: Path) -> None:
         folder, reference = write_row("skywork-vl", tmp_path)

@@ -18,10 +18,16 @@ MESHES = {
 }
 """Meshes by the number of devices that are present. "default" is none given; "int8@fsdp=4" is the mesh "fsdp=4" with
 the weights quantised."""
-RECORDED = ("int8@fsdp=2,tensor=2",)
-"""Meshes whose eight-bit activations are written too."""
 CALLERS = ("fsdp=2,tensor=2", "fsdp=2,sequence=4")
 """Meshes of models that are also scored in a program on another mesh; the last one alone where some are named."""
+
+
+def is_rounded_apart(spec: str, config: Any) -> bool:
+    """Return whether the order of float32 sums before an eight-bit activation depends on the mesh: attention is over a
+    part of the heads, or recurrent layers multiply matrices of a part of the streams. Then activations are written."""
+    from prb_jax.models.config.layer_kinds import RECURRENT
+
+    return spec.startswith("int8@") and ("tensor" in spec or RECURRENT in config.layer_mixers)
 
 
 def comparisons() -> list[Any]:
@@ -108,7 +114,8 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
         jax.effects_barrier()
     finally:
         quantization.quantize_array = quantize
-    assert len(seen) == 7 * model.config.num_hidden_layers
+    scales = [leaf for name, leaf in model.params["layers"].items() if name.endswith("_scale")]
+    assert len(seen) == sum(len(leaf) for leaf in scales) >= 7 * model.config.num_hidden_layers
     sizes = np.shape(batch.tokens), np.shape(batch.reads)
     of_tokens, of_reads = (sum(codes for codes in seen if codes.shape == size) for size in sizes)
     until, ends = np.asarray(batch.until), np.asarray(batch.ends)
@@ -194,7 +201,7 @@ def main(folder: str, out: str, *scored: str) -> None:
             by_mesh[spec] |= {
                 "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
                 "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
-                "recorded": scores_and_codes(model) if spec in RECORDED else {},
+                "recorded": scores_and_codes(model) if is_rounded_apart(spec, model.config) else {},
                 "callers": under_a_mesh_of_the_callers(model)
                 if spec in (CALLERS[-1:] if scored else CALLERS)
                 else [],

@@ -15,7 +15,6 @@ from tests.plain_process import ROOT, plain_environment
 from tests.platform.sharding.mesh_scores import (
     CALLERS,
     MESHES,
-    RECORDED,
     comparisons,
     scores_and_codes,
     sha256_of_layers,
@@ -23,7 +22,6 @@ from tests.platform.sharding.mesh_scores import (
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
 
-(ROUNDED,) = RECORDED  # activations are rounded after a part of the heads was attended to
 REFUSED = {
     "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
     "data=3": "mesh 'data=3' takes 3 devices, but 4 are present: write -1 for one axis to use all of them",
@@ -60,21 +58,22 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     folder = write_model_without_torch(place / "model", family, vocab_size=400)
     write_tokenizer(folder)
     by_mesh = run(folder, place / "found.json", scored)
+    by_mesh["scored"] = scored or [
+        mesh for meshes in MESHES.values() for mesh in meshes.split() if mesh not in REFUSED
+    ]
+    by_mesh["rounded"] = [mesh for mesh in by_mesh["scored"] if by_mesh[mesh]["recorded"]]
     for name, form in (("alone", None), ("int8@alone", "int8"), ("int8-weights@alone", "int8-weights")):
         alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]), quantize=form)
         by_mesh[name] = {"sha256": sha256_of_layers(alone.params)}
         if not scored or form != "int8-weights":
             by_mesh[name]["scores"] = [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)]
-        if not scored and form == "int8":
+        if by_mesh["rounded"] and form == "int8":
             by_mesh[name]["recorded"] = scores_and_codes(alone)
-    by_mesh["scored"] = scored or [
-        mesh for meshes in MESHES.values() for mesh in meshes.split() if mesh not in REFUSED
-    ]
     return by_mesh
 
 
 def test_scores_do_not_depend_on_the_mesh(results: dict[str, Any]) -> None:
-    for mesh in set(results["scored"]) - {ROUNDED}:
+    for mesh in set(results["scored"]).difference(results["rounded"]):
         alone = results[f"{''.join(mesh.rpartition('@')[:2])}alone"]["scores"]
         assert np.std([row[0] for row in alone]) > 0.1
         for row, expected in zip(results[mesh]["scores"], alone, strict=True):
@@ -122,25 +121,28 @@ def test_quantised_weights_are_split_and_do_not_depend_on_the_mesh(results: dict
 
 
 def test_quantised_products_are_exact_on_any_mesh(results: dict[str, Any]) -> None:
-    for mesh in {"int8@fsdp=4", ROUNDED} & set(results["scored"]):
+    for mesh in {"int8@fsdp=4", *results["rounded"]}:
         assert results[mesh]["inexact"] == {"q": 0, "o": 0, "gate": 0, "down": 0}
 
 
 @pytest.mark.parametrize("results", ALL, indirect=True)
-def test_where_heads_are_split_only_rounding_moves_scores_of_int8(results: dict[str, Any]) -> None:
-    """Attention over a part of the heads is compiled to another order of float32 sums. An activation that this moves
-    by 1e-7, over the middle between two integers, goes to the other one. Where no activation that a score depends on
-    did so, in any matrix of any layer, the score is that of one device."""
-    mesh, alone = results[ROUNDED]["recorded"], results["int8@alone"]["recorded"]
-    same = [
-        (on_mesh, expected)
-        for rows in zip(mesh["scores"], alone["scores"], mesh["codes"], alone["codes"], strict=True)
-        for on_mesh, expected, *codes in zip(*rows, strict=True)
-        if codes[0] == codes[1]
-    ]
-    assert same
-    for on_mesh, expected in same:
-        np.testing.assert_allclose(on_mesh, expected, atol=1e-5, rtol=0)
+def test_only_rounding_moves_scores_of_int8(results: dict[str, Any]) -> None:
+    """Attention over a part of the heads is compiled to another order of float32 sums, and so are recurrent layers over
+    a part of the streams. An activation that this moves by 1e-7, over the middle between two integers, goes to the
+    other one. Where no activation that a score depends on did so, in any matrix of any layer, the score is that of one
+    device."""
+    alone = results["int8@alone"]["recorded"]
+    assert len(results["rounded"]) == 1
+    for mesh in (results[mesh]["recorded"] for mesh in results["rounded"]):
+        same = [
+            (on_mesh, expected)
+            for rows in zip(mesh["scores"], alone["scores"], mesh["codes"], alone["codes"], strict=True)
+            for on_mesh, expected, *codes in zip(*rows, strict=True)
+            if codes[0] == codes[1]
+        ]
+        assert same
+        for on_mesh, expected in same:
+            np.testing.assert_allclose(on_mesh, expected, atol=1e-5, rtol=0)
 
 
 def test_rows_are_dealt_over_data_and_fsdp(results: dict[str, Any]) -> None:
