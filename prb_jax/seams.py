@@ -44,7 +44,8 @@ KINDS: Final = {
 
 _FEW_SHOT: Final = "prb_jax.personal.few_shot"
 _METHODS: Final = (
-    "pooled offset bayes individual nearest attention pref vpl pal gpo mrm sparse lora profile_in_context"
+    "pooled offset bayes stacked individual nearest attention pref vpl pal gpo mrm sparse lora "
+    "profile_in_context"
 )
 
 _BENCHMARKS: Final = (

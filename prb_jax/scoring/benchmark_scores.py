@@ -63,20 +63,14 @@ def benchmark_scores(
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
         benchmark_rows = [rows[position] for position in positions]
-        users = [clusters.users[position] for position in positions]
         score = benchmark.score(benchmark_rows).to_json()
         none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
-        unknown = undefined
-        if unknown is None and clusters.take(positions).responses is not None:
-            unknown = (
-                "several users judge the same responses, and the draws are by user: see ci95 of the accuracy"
-            )
-        if unknown is None:
-            intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed, resamples=RESAMPLES)
+        if undefined is None:
+            of_rows = clusters.take(positions)
+            intervals = score_intervals(benchmark, benchmark_rows, of_rows, seed=seed, resamples=RESAMPLES)
         else:
-            intervals = {"score_ci95": None, "score_ci95_reason": unknown, "figures_ci95": none["figures"]}
-        if undefined is not None:
             score = none
+            intervals = {"score_ci95": None, "score_ci95_reason": undefined, "figures_ci95": none["figures"]}
         scores[name] = {
             "rule": benchmark.rule,
             **score,

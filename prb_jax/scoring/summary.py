@@ -50,7 +50,9 @@ DEFINITIONS: Final = {
     "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
     f"95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
     "comparison where there are no users (by N in Ties); null where not defined, where there is too little to draw "
-    "from, or where all resamples agree (score_ci95_reason)",
+    "from, or where all resamples agree (score_ci95_reason). If several users judge the same responses, score_ci95 is "
+    "the interval of an accuracy over users and responses; it is null for a score that is not a share of comparisons, "
+    "and figures_ci95 is null",
     "quantization": "how the weights are quantised (form), and the whole model's bytes of parameters before "
     "(bytes_unquantized) and as held (bytes_held)",
     "users_fitted_on": "users on whom the method was fitted; their figures are not those of new people",

@@ -65,16 +65,23 @@ class PlantedRewards(PlantedFeatures):
 
 
 def planted_people(
-    features: PlantedFeatures, *, users: int = 40, each: int = 12, own: float = 3.0, seed: int = 1
+    features: PlantedFeatures,
+    *,
+    users: int = 40,
+    each: int = 12,
+    own: float = 3.0,
+    noise: float = 0.0,
+    seed: int = 1,
 ) -> list[prb.Comparison]:
-    """Choices of people whose taste is a common direction and a strong own one, without noise."""
+    """Choices of people whose taste is a common direction and an own one; Bradley-Terry with a noise of 1."""
     rng = np.random.default_rng(seed)
     common, comparisons = rng.standard_normal(WIDTH), []
     for user in range(users):
         taste = common + own * rng.standard_normal(WIDTH)
         for number in range(each):
             one, other = (int(row) for row in rng.choice(len(features.table), 2, replace=False))
-            if features.table[one] @ taste < features.table[other] @ taste:
+            by_chance = noise * rng.logistic() if noise else 0.0
+            if features.table[one] @ taste + by_chance < features.table[other] @ taste:
                 one, other = other, one
             profile = [{"id": "p", "text": f"r{user % len(features.table)} of mine"}]
             names, question = (f"u{user}-{number}", f"user {user}"), f"Question {number % 4}?"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 import prb_jax as prb
@@ -17,6 +20,7 @@ from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.bayes import BayesSettings
 from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.personal.few_shot.registry import read_settings
+from prb_jax.personal.few_shot.stacked import StackedSettings
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_plan, render_questions, render_study
 from prb_jax.scoring.personalised import PersonalisedModel
@@ -210,3 +214,35 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     write_features(PlantedFeatures(), alike, out=work / "alike", progress=False)
     with pytest.raises(DataError, match="nothing personal in these data"):
         plan_study(alike, backbone=work / "alike", out=work / "none", shots=4, settings=FEW, progress=False)
+
+
+@pytest.mark.slow
+def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(tmp_path: Path) -> None:
+    """The ceiling lies at or above the best row within its error, and probabilities of `bayes` have a slope of 1."""
+    features = PlantedFeatures(rows=6000)
+    people = planted_people(features, users=500, each=24, own=0.3, noise=1.0, seed=5)
+    write_features(features, people, out=tmp_path / "features", progress=False)
+    few = {"bayes": FEW, "stacked": StackedSettings(**asdict(FEW)), **read_settings(QUICK)}
+    study = personalise(
+        people, backbone=tmp_path / "features", out=tmp_path / "study", methods=["bayes", "stacked"], shots=(0, 2, 8),
+        settings=few, progress=False,
+    )  # fmt: skip
+    unseen = [row for row in study.results if row["split"] == "unseen"]
+    for shots in (0, 2, 8):
+        of_shots = [row for row in unseen if row["shots"] == shots]
+        ceilings = {row["method"]: row for row in of_shots if row["method"].startswith("ceiling")}
+        best = max(
+            (row for row in of_shots if row["control"] is None and row["method"] not in ceilings),
+            key=lambda row: row["accuracy"],
+        )
+        error = np.ptp(best["accuracy_ci95"]) / 2
+        assert ceilings["ceiling"]["accuracy"] > best["accuracy"] - error, (shots, best, ceilings)
+        assert ceilings["ceiling"]["accuracy"] < best["accuracy"] + 2 * error, (shots, best, ceilings)
+    with (study.out / "outcomes.csv").open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["part"] == "unseen"]
+    for column in (f"{method} {shots}" for method in ("bayes", "stacked") for shots in (0, 2, 8)):
+        chosen = np.array([float(line[column]) for line in lines])
+        slope = minimize_scalar(
+            lambda b, chosen=chosen: np.logaddexp(0, -b * chosen).mean(), bounds=(0.3, 3)
+        ).x
+        assert 0.9 < slope < 1.1, (column, slope)

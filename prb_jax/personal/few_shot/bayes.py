@@ -24,7 +24,7 @@ of the posterior, and the variance that of the prior: k choices hardly change it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -54,6 +54,7 @@ NUMBERS = (
     "item_precision", "counted", "typical", "rank", "scale", "rest", "basis_l2", "text_rank", "text_scale", "spread",
     "isotropic", "profile_l2", "word_gain", "vote_gain", "slope",
 )  # fmt: skip
+SLOPES = (0.5, 2.0)
 GAINS = ("word_gain", "vote_gain")
 MEANS = ("word_mean", "vote_mean")
 """Numbers and arrays of the two kinds of posts: the person's own words, and votes on texts of others."""
@@ -117,8 +118,28 @@ Judged = Callable[[bool], Judgements]
 
 def fit(data: FitData) -> Fitted:
     """Estimate the prior of people's tastes from the seen people, one part of it after another."""
+    judged = _judged(data.seen)
+    return _with_directions(data, judged, _fit_nobody(data, judged))
+
+
+def fit_parts(data: FitData) -> dict[str, Fitted]:
+    """Return three priors: "nobody" knows nothing personal, "simple" has tastes in all directions alike and the
+    person's posts, and "bayes" is the one of `fit`. Each has a slope of its own."""
+    judged = _judged(data.seen)
+    nobody = _fit_nobody(data, judged)
+    alike = list(_with_isotropic(data, judged, nobody))
+    simple = _with_gains(data, data.best([nobody, *alike]), alike)
+    whole = _with_directions(data, judged, nobody)
+    return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple), "bayes": whole}
+
+
+def _judged(seen: Choices) -> Judged:
+    return lru_cache(1)(lambda votes: judgements_of(seen, votes=votes))  # large, and asked for often
+
+
+def _fit_nobody(data: FitData, judged: Judged) -> Fitted:
+    """The prior without tastes: pooled Bradley-Terry, with effects of texts if they help."""
     seen, settings = data.seen, data.settings
-    judged = lru_cache(1)(lambda votes: judgements_of(seen, votes=votes))  # large, and asked for often
     direction, l2 = data.pooled(steps=settings.steps)
     basis = np.zeros((len(direction), settings.directions), np.float32)
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
@@ -126,37 +147,57 @@ def fit(data: FitData) -> Fitted:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
         arrays |= _post_means(seen)
     plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2, "slope": 1.0})
-    nobody = data.best([plain, *_with_items(seen, judged, plain)])
+    return data.best([plain, *_with_items(seen, judged, plain)])
+
+
+def _with_directions(data: FitData, judged: Judged, nobody: Fitted) -> Fitted:
+    """The whole prior, from the one without tastes on."""
+    seen = data.seen
     tastes = data.best([nobody, *_with_tastes(seen, judged, nobody)])
     if tastes.numbers["scale"]:
         tastes = data.best([tastes, *_with_fitted_basis(data, judged, tastes)])
     bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
-    alike = [
-        _with_mean(judged, _with(base, {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}))
-        for base in bases
-        for spread in settings.spread  # tastes in all directions alike
-    ]
+    alike = [one for base in bases for one in _with_isotropic(data, judged, base)]
     best = data.best([tastes, *alike])
     if seen.posts is not None and best.numbers["scale"]:
         best = data.best([best, *_with_profiles(data, best)])
-    bases = [best, *alike]
-    if seen.posts is not None:
-        for gain, there, tried in zip(GAINS, _kinds(seen), (settings.words, settings.votes), strict=True):
-            if there.any():
-                best = data.best([best, *(_with(base, {gain: size}) for base in bases for size in tried)])
-                bases = [best]
+    best = _with_gains(data, best, alike)
     best = data.best([best, *_with_text_tastes(seen, judged, best)])
-    return data.best([best, _with(best, {"slope": _best_slope(data.margins(best)[0])})])
+    return _with_slope(data, best)
+
+
+def _with_isotropic(data: FitData, judged: Judged, base: Fitted) -> Iterator[Fitted]:
+    """Fits with tastes in all directions alike."""
+    for spread in data.settings.spread:
+        isotropic = 1 / precision_of(data.seen, spread)
+        yield _with_mean(judged, _with(base, {"spread": spread, "isotropic": isotropic}))
+
+
+def _with_gains(data: FitData, best: Fitted, others: Iterable[Fitted]) -> Fitted:
+    """The best fit in which posts count as choices; their gains are tried on the best one and on others."""
+    settings, bases = data.settings, [best, *others]
+    if data.seen.posts is None:
+        return best
+    for gain, there, tried in zip(GAINS, _kinds(data.seen), (settings.words, settings.votes), strict=True):
+        if there.any():
+            best = data.best([best, *(_with(base, {gain: size}) for base in bases for size in tried)])
+            bases = [best]
+    return best
+
+
+def _with_slope(data: FitData, fitted: Fitted) -> Fitted:
+    """The same fit with the slope of the lowest loss on the validation part."""
+    return data.best([fitted, _with(fitted, {"slope": _best_slope(data.margins(fitted)[0])})])
 
 
 def _best_slope(margins: np.ndarray) -> float:
-    """The factor of margins, from 0.5 to 2, with the lowest loss on the validation part."""
+    """The factor of margins, within `SLOPES`, with the lowest loss on the validation part."""
     from scipy.optimize import minimize_scalar  # scipy takes long to import
 
     def loss(slope: float) -> float:
         return float(np.mean(np.logaddexp(0.0, -slope * margins.astype(np.float64))))
 
-    return float(minimize_scalar(loss, bounds=(0.5, 2.0), method="bounded").x)  # pyright: ignore[reportAttributeAccessIssue] - the stubs say float
+    return float(minimize_scalar(loss, bounds=SLOPES, method="bounded").x)  # pyright: ignore[reportAttributeAccessIssue] - the stubs say float
 
 
 def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:

@@ -19,6 +19,7 @@ METHODS = {
     "pooled": "pooled Bradley-Terry: one direction for everybody",
     "offset": "pooled Bradley-Terry and an offset for each person, the fair strong baseline",
     "bayes": "a prior of tastes estimated from the seen people, and each person's posterior under it",
+    "stacked": "a mean of bayes, of a simple prior without directions, and of nothing personal, recalibrated",
     "individual": "a direction for each person, of their comparisons alone",
     "nearest": "people who judged the same texts alike (needs shared texts)",
     "attention": "learned similarity of candidates to a person's posts and choices",

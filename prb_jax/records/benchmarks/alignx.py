@@ -89,6 +89,7 @@ BENCHMARK = Benchmark(
     rule="targets in which the preferred response scores strictly higher / targets; the same persons' earlier pairs "
     "(subset feedback) only beside it",
     score=score,
+    won=lambda row: people.is_won(row) if row.subset == _TARGET else None,
     repository="JinaLeejnl/AlignX",
     splits=("train",),
     licence="not stated",

@@ -14,7 +14,8 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
 from prb_jax.records import fields
 
 
@@ -88,6 +89,9 @@ class Benchmark:
     name: str  # in ``--data``
     rule: str  # what its score is, in a sentence
     score: Rule  # the rule. Its rows are those of this benchmark alone, each once, in any order.
+    # whether a row is won, of a rule whose score is the share of rows won; None for a row that does not count.
+    # Such a score has an interval where several users judge the same responses
+    won: Callable[[ScoredRow], bool | None] | None = None
     # its data set on the hub; None if it has none that can be read without running code
     repository: str | None = None
     # which splits of the data set are read, in this order; empty for the one that is asked for, or `EVERY`
@@ -192,7 +196,7 @@ def _strict(value: Any) -> Any:
 def score_intervals(
     benchmark: Benchmark,
     rows: Sequence[ScoredRow],
-    users: Sequence[str | None],
+    clusters: Clusters,
     *,
     seed: int,
     resamples: int,
@@ -203,13 +207,19 @@ def score_intervals(
     what the benchmark says, usually a comparison. If a user has rows in several subsets, users are drawn from all of
     them together. The ends are the 2.5th and the 97.5th percentile.
 
+    Draws by user are too narrow if several users judge the same responses. The interval is then that of an accuracy,
+    over users and responses, if the benchmark says which rows are `won`; otherwise there is none. Figures have none.
+
     Args:
-      users: of each row in turn; None for a row without a user.
+      clusters: Users and responses of the rows in turn.
       seed: of the draws; the same rows in any order, with the same seed, have the same intervals.
       resamples: how often the rows are drawn.
     """
     score = benchmark.score(rows)
-    strata = _strata(benchmark, rows, users)
+    if clusters.responses is not None:
+        figures = dict.fromkeys(score.figures)
+        return {**_crossed_interval(benchmark, rows, score, clusters), "figures_ci95": figures}
+    strata = _strata(benchmark, rows, clusters.users)
     units = sum(len(members) for members in strata)
     reason = None
     if score.score is None:
@@ -234,6 +244,21 @@ def score_intervals(
             name: _bounds([redrawn.figures.get(name) for redrawn in drawn]) for name in score.figures
         },
     }
+
+
+def _crossed_interval(
+    benchmark: Benchmark, rows: Sequence[ScoredRow], score: BenchmarkScore, clusters: Clusters
+) -> dict[str, Any]:
+    """The interval of a score where several users judge the same responses."""
+    if score.score is None:
+        return {"score_ci95": None, "score_ci95_reason": "the score is not defined"}
+    if benchmark.won is None:
+        reason = "several users judge the same responses, and the score is not a share of rows won"
+        return {"score_ci95": None, "score_ci95_reason": f"{reason}: draws by user would be too narrow"}
+    won = [benchmark.won(row) for row in rows]
+    counted = [place for place, one in enumerate(won) if one is not None]
+    wins = np.array([won[place] for place in counted], bool)
+    return accuracy_interval(wins, clusters.take(counted)).to_json("score_ci95")
 
 
 def _strata(

@@ -119,6 +119,7 @@ BENCHMARK = Benchmark(
     name="community-alignment",
     rule=f"{people.RULE}, and over prompts",
     score=score,
+    won=people.is_won,
     repository="facebook/community-alignment-dataset",
     splits=("filtered",),
     licence="CC BY 4.0",

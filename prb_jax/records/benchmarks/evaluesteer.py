@@ -142,6 +142,7 @@ BENCHMARK = Benchmark(
     rule="pairs in which the response that the user wants scores strictly higher / pairs; 0.5 for a score that "
     "ignores the profile and has no ties",
     score=people.score,
+    won=people.is_won,
     files="**/*.csv",
     home="github.com/kshitishghate/EVALUESTEER (its CSV file, or its JSON file of style variations)",
     licence="MIT",

@@ -75,6 +75,7 @@ BENCHMARK = Benchmark(
     name="multipref",
     rule=people.RULE,
     score=people.score,
+    won=people.is_won,
     repository="allenai/multipref",
     splits=("train",),
     licence="ODC-BY, as its card says; check it",

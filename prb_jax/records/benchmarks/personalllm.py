@@ -78,6 +78,7 @@ BENCHMARK = Benchmark(
     name="personalllm",
     rule=f"simulated people: {people.RULE}",
     score=people.score,
+    won=people.is_won,
     repository="namkoong-lab/PersonalLLM",
     licence="not stated in its code; its card is said to name CC BY 4.0: check it",
     columns=("response_1", "response_8"),

@@ -84,6 +84,7 @@ BENCHMARK = Benchmark(
     name="personalrewardbench-prism",
     rule=people.RULE,
     score=people.score,
+    won=people.is_won,
     repository="MichaelR207/prism_personalized_0125",
     splits=EVERY,
     licence="not stated; PRISM: people's texts CC BY 4.0, models' responses CC BY-NC 4.0",

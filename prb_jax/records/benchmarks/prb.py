@@ -47,5 +47,6 @@ BENCHMARK = Benchmark(
     name="prb",
     rule="chosen wins / pairs, over all pairs that were scored; a tie is no win",
     score=score,
+    won=is_won,
     repository=PRB_REPOSITORY,
 )

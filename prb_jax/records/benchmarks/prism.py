@@ -152,6 +152,7 @@ BENCHMARK = Benchmark(
     name="prism",
     rule=people.RULE,
     score=people.score,
+    won=people.is_won,
     repository="HannahRoseKirk/prism-alignment",
     splits=("train",),
     files="**/utterances.jsonl*",

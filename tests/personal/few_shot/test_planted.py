@@ -138,6 +138,7 @@ FAST = [
 ]
 SLOW = [
     Case("bayes", low_rank, {"rank": (2,)}, shots=100),
+    Case("stacked", low_rank, {"rank": (2,)}, shots=100),
     Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}, shots=100),
     Case("individual", own_directions, {"spread": (3.0, 5.0)}, shots=200),
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),

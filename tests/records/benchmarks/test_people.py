@@ -15,6 +15,7 @@ import prb_jax as prb
 from prb_jax import seams
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.records.benchmarks import get_benchmark, people, personalllm, rmgap
 from prb_jax.records.benchmarks.benchmark import Benchmark, score_intervals
 from prb_jax.records.benchmarks.evaluesteer import FAMILIES
@@ -607,7 +608,7 @@ def test_rmgap_on_random_scores_as_the_reference_counts_them(tmp_path):
     assert 0 < result.figures["consistency"] < 1
     some = rmgap.score([row for row in rows if row.subset != "Safety"])
     assert (some.score, some.missing) == (None, ["Safety"])
-    drawn = score_intervals(rmgap.BENCHMARK, rows, [None] * len(rows), seed=0, resamples=50)
+    drawn = score_intervals(rmgap.BENCHMARK, rows, Clusters((None,) * len(rows)), seed=0, resamples=50)
     assert drawn["score_ci95"][0] < result.score < drawn["score_ci95"][1]
     with pytest.raises(DataError, match="row 'x': expected 4 responses, one of them right"):
         rmgap.score([ScoredRow("x", "Chat", None, [1.0, 0.0], [1.0, 0.0])])
@@ -620,22 +621,21 @@ def test_people_in_several_subsets_are_drawn_whole():
         for user in range(40)
         for subset in ("a", "b")
     ]
-    users = [row.user_id for row in rows]
+    users = Clusters(tuple(row.user_id for row in rows))
     low, high = score_intervals(get_benchmark(PRISM), rows, users, seed=0, resamples=800)["score_ci95"]
     assert (high - low) / 2 == pytest.approx(1.96 * (0.25 / 40) ** 0.5, rel=0.1)
 
 
-def test_crossed_people_have_no_interval_by_user(tmp_path):
+def test_crossed_people_have_the_interval_of_the_accuracy(tmp_path):
     rows = multipref_rows(people=12, each=12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrbWarning)
         result = prb.evaluate("baseline:length", write_published("multipref", rows, tmp_path), progress=False)
     benchmark = result.summary["benchmarks"]["multipref"]
     assert benchmark["score"] == result.summary["accuracy"]
-    assert benchmark["score_ci95"] is None
-    assert benchmark["score_ci95_reason"].startswith("several users judge the same responses")
+    assert benchmark["score_ci95"] == result.summary["ci95"] is not None
+    assert benchmark["score_ci95_reason"] is None
     assert set(benchmark["figures_ci95"].values()) == {None}
-    assert result.summary["ci95"] is not None
 
 
 def test_a_plugin_that_fails_while_it_reads_is_named(tmp_path, monkeypatch):

@@ -9,8 +9,20 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.records.benchmarks import judgebench, llmbar, prb, prefeval, rewardbench, rewardbench2, rm_bench
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.uncertainty import accuracy_interval
+from prb_jax.records.benchmarks import (
+    get_benchmark,
+    judgebench,
+    llmbar,
+    prb,
+    prefeval,
+    rewardbench,
+    rewardbench2,
+    rm_bench,
+)
 from prb_jax.records.benchmarks.benchmark import score_intervals
+from prb_jax.seams import BUILTIN
 
 from .layouts import coarse, scored
 
@@ -156,7 +168,8 @@ def test_intervals_of_scores_are_drawn_through_the_rule():
         for name, count in counts.items()
         for i in range(count)
     ]
-    nobody, users = [None] * len(rows), [row.id[-1] for row in rows]  # ten users in each subset
+    nobody = Clusters((None,) * len(rows))
+    users = Clusters(tuple(row.id[-1] for row in rows))  # ten users in each subset
     intervals = score_intervals(llmbar.BENCHMARK, rows, nobody, seed=0, resamples=400)
     result = llmbar.score(rows)
     shares = np.array([result.figures[name] for name in counts])
@@ -179,7 +192,9 @@ def test_both_prompts_about_one_number_are_drawn_together():
     for i in range(8):
         rows.append(scored(f"ref:{i}", coarse(rng, 3), subset="Ties"))
         rows.append(scored(f"tied:{i}", coarse(rng, 5), 2, subset="Ties"))
-    intervals = score_intervals(rewardbench2.BENCHMARK, rows, [None] * len(rows), seed=0, resamples=50)
+    intervals = score_intervals(
+        rewardbench2.BENCHMARK, rows, Clusters((None,) * len(rows)), seed=0, resamples=50
+    )
     assert intervals["figures_ci95"]["Ties"] is not None
     low, high = intervals["score_ci95"]
     assert low < rewardbench2.score(rows).score < high
@@ -192,8 +207,60 @@ def test_why_there_is_no_interval():
         (prb, ["a", "b", "c"] * 2, "3 units to draw from; an interval needs at least 6"),
         (llmbar, [None] * 6, "the score is not defined"),
     ):
-        intervals = score_intervals(module.BENCHMARK, rows, users, seed=0, resamples=400)
+        intervals = score_intervals(module.BENCHMARK, rows, Clusters(tuple(users)), seed=0, resamples=400)
         assert (intervals["score_ci95"], intervals["score_ci95_reason"]) == (None, reason)
+
+
+def crossed(names: list[str], *, subset: str) -> tuple[list[ScoredRow], Clusters]:
+    """Rows of each user on the same twelve sets of responses."""
+    rng = np.random.default_rng(2)
+    ease = rng.normal(size=12)
+    rows = [
+        scored(f"{name}-{place}", [1.0, float(rng.normal() > 1 + ease[place])], subset=subset, user=name)
+        for name in names
+        for place in range(12)
+    ]
+    keys = tuple((row.id.rpartition("-")[2],) for row in rows)
+    return rows, Clusters(tuple(row.user_id for row in rows), keys)
+
+
+def test_a_share_of_rows_that_several_users_judge_has_a_two_way_interval():
+    rows, clusters = crossed([f"u{user}" for user in range(20)], subset="Art")
+    intervals = score_intervals(prb.BENCHMARK, rows, clusters, seed=0, resamples=20)
+    wins = np.array([row.scores[0] > row.scores[1] for row in rows])
+    assert intervals["score_ci95"] == accuracy_interval(wins, clusters).bounds
+    assert intervals["score_ci95_reason"] is None
+    assert intervals["figures_ci95"] == {"Art": None, "mean of subsets": None}
+    low, high = intervals["score_ci95"]
+    assert low < prb.score(rows).score < high
+    by_user = score_intervals(prb.BENCHMARK, rows, Clusters(clusters.users), seed=0, resamples=400)
+    assert high - low > 1.3 * np.ptp(by_user["score_ci95"])
+    few = score_intervals(prb.BENCHMARK, *crossed(["u", "v"], subset="Art"), seed=0, resamples=20)
+    reason = "2 users or sets of responses; an interval needs at least 6"
+    assert (few["score_ci95"], few["score_ci95_reason"]) == (None, reason)
+
+
+def test_a_crossed_score_that_is_no_share_of_rows_has_no_interval():
+    rows, clusters = crossed([f"u{user}" for user in range(20)], subset="t")
+    intervals = score_intervals(prefeval.BENCHMARK, rows, clusters, seed=0, resamples=20)
+    assert intervals["score_ci95"] is None
+    assert intervals["score_ci95_reason"].startswith("several users judge the same responses")
+    assert set(intervals["figures_ci95"].values()) == {None}
+    undefined = score_intervals(llmbar.BENCHMARK, rows, clusters, seed=0, resamples=20)
+    assert undefined["score_ci95_reason"] == "the score is not defined"
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN["benchmarks"] if get_benchmark(name).won])
+def test_a_score_of_won_rows_is_their_share(name):
+    rng = np.random.default_rng(3)
+    benchmark = get_benchmark(name)
+    rows = [
+        scored(f"{i}", coarse(rng, 2), subset=("target", "feedback")[i % 2], user=f"{i % 9}")
+        for i in range(60)
+    ]
+    won = [one for row in rows if (one := benchmark.won(row)) is not None]
+    assert len(won) == (30 if name == "alignx" else 60)
+    assert benchmark.score(rows).score == np.mean(won)
 
 
 def test_prefeval_needs_the_fitting_option_above_all_others():
