@@ -256,7 +256,7 @@ def test_a_module_registers_plug_ins(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     Path("bad.py").write_text("import prb_jax as prb\nprb.register_plugin('models', 'x', 1)\n")
     for module, message in {
-        "bad.py": "plug-in 'x': no kind 'models'; expected one of benchmarks",
+        "bad.py": "plug-in 'x': no kind 'models'; expected one of backbones, benchmarks",
         "no_such_module": "--import no_such_module: ModuleNotFoundError",
     }.items():
         assert cli.main([*words, "--import", module]) == 2
