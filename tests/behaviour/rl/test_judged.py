@@ -102,6 +102,29 @@ def test_a_policy_is_trained_by_a_judge_on_this_machine(model: Path, tmp_path: P
     assert 0 <= metrics(out)[0]["gold"] <= 2
 
 
+@pytest.mark.slow
+def test_a_policy_is_trained_by_a_judge_of_pairs_on_this_machine(model: Path, tmp_path: Path) -> None:
+    """The rewards of a step are those of `prb.reward_fn` for the same groups."""
+    data, name = write_lines(tmp_path / "rows.jsonl", rows(4)), f"pairs:{model}"
+    given = settings(
+        model, data=data, reward=name, steps=2, algorithm="rloo",
+        **{"rollout.n": 3, "batch.prompts": 4, "scoring.profile_posts": 1, "rollout.keep_every": 1, "rollout.keep": 12,
+           "rollout.max_new_tokens": 3},
+    )  # fmt: skip
+    out = tmp_path / "run"
+    prb.ppo(given, out=out, progress=False)
+    kept = [row for row in read_lines(out / "rollouts.jsonl") if row["step"] == 1]
+    assert len(kept) == 12
+    asked = {row["id"]: row for row in rows(4)}
+    columns = {field: [asked[row["id"]][field] for row in kept] for field in ("user_id", "profile")}
+    reward = prb.reward_fn(name, profile_posts=1, empty=0.0)
+    prompts = [asked[row["id"]]["question"] for row in kept]
+    expected = reward(prompts=prompts, completions=[row["text"] for row in kept], **columns)
+    np.testing.assert_allclose([row["reward"] for row in kept], expected, atol=1e-5)
+    assert len({round(value, 6) for value in expected}) > 1
+    assert len(metrics(out)) == 2
+
+
 def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
     assert parse_judge("rubric:https://h/v1#a/b").model == "a/b"
     for name, message in (
