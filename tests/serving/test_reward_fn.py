@@ -25,6 +25,7 @@ from prb_jax.records.template_marks import template_mark
 from prb_jax.serving.item_scorer import open_reward
 from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.encode import TooLongError
 from tests import tiny_tokenizer as tiny
@@ -417,7 +418,9 @@ def test_a_prompt_with_a_mark_of_the_model_s_own_template_is_refused(tmp_path: P
     model = prb.load(write_model(tmp_path / "model", "qwen3", template=template, num_hidden_layers=1))
     marked = f"<|end|>of tea? {QUESTION}"
     assert template_mark(marked) is None
-    assert model.reader.tokenizer.turn_marks == ("<|end|>",)
+    chat = model.tokenizer
+    assert isinstance(chat, ChatTokenizer)
+    assert chat.turn_marks == ("<|end|>",)
     message = "prompt: holds '<|end|>', so this model's chat template has rendered it already"
     reward = prb.reward_fn(model, batch_tokens=512)
     with pytest.raises(prb.DataError, match=re.escape(f"completion 1: {message}")):
