@@ -21,11 +21,9 @@ import pytest
 import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Message
-from prb_jax.records.template_marks import template_mark
 from prb_jax.serving.item_scorer import open_reward
 from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
-from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.encode import TooLongError
 from tests import tiny_tokenizer as tiny
@@ -410,28 +408,6 @@ def test_a_trace_that_cannot_be_scored_is_named() -> None:
     ):
         with pytest.raises(prb.DataError, match=message):
             reward(judged, given)
-
-
-def test_a_prompt_with_a_mark_of_the_model_s_own_template_is_refused(tmp_path: Path) -> None:
-    """A mark that no other template has: by the function and by the server; messages and other texts pass."""
-    template = "{% for m in messages %}{{ '<|end|>' + m.role + m.content }}{% endfor %}"
-    model = prb.load(write_model(tmp_path / "model", "qwen3", template=template, num_hidden_layers=1))
-    marked = f"<|end|>of tea? {QUESTION}"
-    assert template_mark(marked) is None
-    chat = model.tokenizer
-    assert isinstance(chat, ChatTokenizer)
-    assert chat.turn_marks == ("<|end|>",)
-    message = "prompt: holds '<|end|>', so this model's chat template has rendered it already"
-    reward = prb.reward_fn(model, batch_tokens=512)
-    with pytest.raises(prb.DataError, match=re.escape(f"completion 1: {message}")):
-        reward(prompts=[QUESTION, marked], completions=ANSWERS[:2])
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": marked}]
-    scores = reward(prompts=[turns, [{"role": "user", "content": QUESTION}]], completions=ANSWERS[:2])
-    assert np.isfinite(scores).all()
-    with serving(model, batch_tokens=512) as url:
-        refused = httpx.post(f"{url}/slime", json={"prompt": marked, "response": "Tea."})
-        assert (refused.status_code, message in refused.text) == (400, True)
-        assert httpx.post(f"{url}/slime", json={"prompt": QUESTION, "response": "Tea."}).status_code == 200
 
 
 def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:
