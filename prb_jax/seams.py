@@ -319,7 +319,7 @@ def errors_of(origin: str) -> Iterator[None]:
         yield
     except PrbError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not origin:
             raise
         raise RunError(f"{origin}: fails: {type(error).__name__}: {error}") from error
@@ -352,7 +352,7 @@ def import_plugins(modules: list[str]) -> None:
             import_module(module)
         except PrbError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunError(f"--import {module}: {type(error).__name__}: {error}") from error
         finally:
             sys.path.remove(os.getcwd())
@@ -391,5 +391,5 @@ def _run(file: str) -> dict[str, Any]:
         return runpy.run_path(file)
     except PrbError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunError(f"{file}: the file fails: {type(error).__name__}: {error}") from error

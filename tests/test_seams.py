@@ -278,7 +278,7 @@ def broken(tmp_path, monkeypatch):
         "untyped = broken_row:ROW\nhead = broken_values:HEAD\nnone = broken_values:NONE\n"
         "[prb_jax.benchmarks]\nodd = broken_import:BENCHMARK\n"
         "[prb_jax.few_shot]\nodd_method = broken_import:METHOD\n"
-        "[prb_jax.rewards]\nzero = broken_values:reward\n"
+        "[prb_jax.rewards]\nzero = broken_values:reward\nends = broken_values:ends\n"
     )
     (site / "broken_import.py").write_text("import no_such_dependency\n")
     (site / "broken_exit.py").write_text("import sys\nsys.exit(0)\n")
@@ -291,6 +291,7 @@ def broken(tmp_path, monkeypatch):
         "class Head:\n    def bound(self, *_, **__):\n        return 1 / 0\n"
         "HEAD = ModelRow(name='head', models=(), head=Head(), by_name=True)\n"
         "def reward(comparison):\n    return 1 / 0\n"
+        "def ends(comparison):\n    raise SystemExit(0)\n"
     )
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setattr(seams, "_broken", set())
@@ -336,3 +337,10 @@ def test_other_broken_plug_ins_are_left_out_and_named(broken, tmp_path):
     pair = {"id": "1", "question": "q", "chosen": "a", "rejected": "b"}
     with pytest.raises(prb.RunError, match=r"broken-package 0.2: fails: ZeroDivisionError: division by zero"):
         prb.evaluate("plugin:zero", [pair], progress=False)
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: fails: SystemExit: 0"):
+        prb.evaluate("plugin:ends", [pair], progress=False)
+    file = tmp_path / "leaves.py"
+    file.write_text("import sys\nsys.exit(0)\n")
+    for module in (str(file), "broken_exit"):  # the command would end with status 0
+        with pytest.raises(prb.RunError, match=r"(leaves.py: the file|--import broken_exit).*SystemExit: 0"):
+            seams.import_plugins([module])

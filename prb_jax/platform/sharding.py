@@ -190,6 +190,18 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     return Mesh(layout, MESH_AXES, axis_types=axis_types)
 
 
+def as_mesh(given: str | Mesh | None) -> Mesh:
+    """Return the mesh of a user's choice.
+
+    Args:
+      given: sizes of the axes in text, as :func:`make_mesh` takes them; or a mesh. Of a mesh with other axes, as
+        another library makes it, the devices are taken.
+    """
+    if not isinstance(given, Mesh):
+        return make_mesh(given)
+    return given if given.axis_names == MESH_AXES else make_mesh(devices=given.devices.flatten().tolist())
+
+
 def meet(mesh: Mesh) -> Mesh:
     """Warm up the collectives of CPU processes over every combination of the mesh's axes; return the mesh.
 

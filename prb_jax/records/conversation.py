@@ -235,7 +235,12 @@ def read_conversation(
     written_out = [isinstance(value, list | tuple | Turns) for _, value in responses]
     if not any(written_out):
         if given is None:
-            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
+            fields.fail(
+                where,
+                "question",
+                "missing; expected 'question' or 'prompt'; responses that are whole conversations in text, the prompt "
+                "with the answer, are taken as they are by --rendered (a name that ends in '?rendered')",
+            )
         texts = tuple(_response(value, where, name) for name, value in responses)
         if given[-1].role != "assistant":
             return given, texts

@@ -31,7 +31,7 @@ _SPEAKERS: Final = {
     "system": "system", "observation": "tool", "tool": "tool", "function_call": "function_call",
 }  # fmt: skip
 _TURN: Final = re.compile(r"\n\n(Human|Assistant):")
-_OPENING: Final = "\n\nHuman:"
+_OPENING: Final = re.compile(r"\s*Human:.*?\n\nAssistant:", re.DOTALL)
 
 
 def as_record(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -173,14 +173,14 @@ def _list(value: Any, where: str, name: str) -> list[Any] | tuple[Any, ...]:
 
 
 def _from_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raw conversations of HH as messages: they begin with "Human:", and no prompt is given."""
+    """Raw conversations of HH as messages: they begin with "Human:" and are answered, and no prompt is given."""
     texts = [row.get(name) for name in ("chosen", "rejected")]
-    if not all(isinstance(text, str) and text.startswith(_OPENING) for text in texts) or _asks(row):
+    if not all(isinstance(text, str) and _OPENING.match(text) for text in texts) or _asks(row):
         return row
     return {**row, **{name: _said(str(text)) for name, text in zip(("chosen", "rejected"), texts)}}
 
 
 def _said(text: str) -> list[dict[str, str]]:
-    _, *parts = _TURN.split(text)
+    _, *parts = _TURN.split(f"\n\n{text.lstrip()}")
     roles = {"Human": "user", "Assistant": "assistant"}
     return [{"role": roles[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2])]

@@ -134,7 +134,8 @@ def load(
         options. A folder that `prb personalise` wrote for a method gives a
         :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
-        of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
+        of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given. Of a mesh with
+        other axes, as another library makes it, the devices are taken.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
         (bfloat16 for float16 ones).
       revision: branch, tag or commit of a hub id.

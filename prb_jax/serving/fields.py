@@ -69,17 +69,17 @@ class Body(Mapping[str, Any]):
     """
 
     def __init__(self, given: Mapping[str, Any], sizes: Sizes = UNLIMITED, where: str = WHERE) -> None:
-        self._given, self._read, self.sizes, self.where = given, set[str](), sizes, where
+        self.given, self._read, self.sizes, self.where = given, set[str](), sizes, where
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
-        return self._given[name]
+        return self.given[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self.given)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self.given)
 
     def ignored(self) -> list[str]:
         """Return the fields that nothing has looked at.
@@ -88,14 +88,14 @@ class Body(Mapping[str, Any]):
           DataError: a field that tells whose reward it is, or nearly has its name, probably by a typing error; or one
             that a chat template would read.
         """
-        names = [name for name in self._given if name not in self._read]
+        names = [name for name in self.given if name not in self._read]
         for name in names:
             meant = _MEANT.get(name.casefold().replace("_", "").replace("-", ""))
-            if meant is not None and self._given[name] is not None:
+            if meant is not None and self.given[name] is not None:
                 instead = f"unknown; expected {meant!r} for whose reward it is"
                 fields.fail(self.where, name, "not read here" if name == meant else instead)
         unread = [name for name in (*UNREAD_FIELDS, *CONTEXT_FIELDS) if name in names]
-        refuse_extras(self._given, unread, self.where)
+        refuse_extras(self.given, unread, self.where)
         return names
 
 
@@ -220,6 +220,36 @@ def _check_parts(value: object, name: str) -> None:
         raise TooLargeError(f"{WHERE}: {name}: expected at most {PARTS:,} entries, found {len(value):,}")
 
 
+def response_input(value: object, name: str) -> Messages:
+    """Return the messages of an `input` of the Responses API.
+
+    Raises:
+      DataError: it holds something else than messages of text.
+    """
+    turns = []
+    for k, entry in enumerate(fields.sequence(value, WHERE, name)):
+        item = fields.mapping(entry, WHERE, f"{name}[{k}]")
+        if item.get("type") not in (None, "message"):
+            fields.fail(WHERE, f"{name}[{k}].type", f"expected message, found {quote(item['type'])}")
+        content = item.get("content")
+        if isinstance(content, list):
+            content = _texts_of(content, f"{name}[{k}].content", ("input_text", "output_text"))
+        turns.append({"role": item.get("role"), "content": content})
+    return messages(turns, name)
+
+
+def _texts_of(content: object, name: str, types: Sequence[str]) -> str:
+    """Return the texts of the parts of a message of the Responses API, joined."""
+    texts = []
+    for number, one in enumerate(fields.sequence(content, WHERE, name)):
+        part = fields.mapping(one, WHERE, f"{name}[{number}]")
+        if part.get("type") not in types:
+            about = f"expected {' or '.join(types)}, found {quote(part.get('type'))}"
+            fields.fail(WHERE, f"{name}[{number}].type", about)
+        texts.append(fields.text(part.get("text"), WHERE, f"{name}[{number}].text"))
+    return "".join(texts)
+
+
 def output_text(value: object, name: str) -> str:
     """Return the text of an object of the Responses API: of all messages in its `output`.
 
@@ -236,12 +266,7 @@ def output_text(value: object, name: str) -> str:
         if item.get("type") != "message":
             expected = f"expected message or reasoning, found {quote(item.get('type'))}"
             fields.fail(WHERE, f"{where}.type", expected)
-        for number, one in enumerate(fields.sequence(item.get("content"), WHERE, f"{where}.content")):
-            part = fields.mapping(one, WHERE, f"{where}.content[{number}]")
-            if part.get("type") != "output_text":
-                about = f"expected output_text, found {quote(part.get('type'))}"
-                fields.fail(WHERE, f"{where}.content[{number}].type", about)
-            parts.append(fields.text(part.get("text"), WHERE, f"{where}.content[{number}].text"))
+        parts.append(_texts_of(item.get("content"), f"{where}.content", ("output_text",)))
     text = "".join(parts)
     if not text.strip():
         fields.fail(WHERE, f"{name}.output", "expected a message with output_text, found no text")

@@ -20,6 +20,8 @@ from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, alike
 from prb_jax.text.view import View, ViewOptions
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from prb_jax.behaviour.judges.options import JudgeOptions
 
 JUDGED_AT_ONCE = 32  # requests to the endpoint of a judge at a time
@@ -66,6 +68,7 @@ def open_item_scorer(
     *,
     view: ViewOptions,
     batch_tokens: int | None = None,
+    mesh: str | Mesh | None = None,
     history: Sequence[Comparison] | Path | None = None,
     judge: JudgeOptions | None = None,
 ) -> ItemScorer:
@@ -73,13 +76,26 @@ def open_item_scorer(
 
     Args:
       model, history, judge: as of :func:`open_reward`; or the URL of a running `prb serve`.
+      mesh: devices of a model that is loaded by name, as of :func:`prb_jax.load`. A model that is loaded has to be on
+        the devices of this mesh.
       view: what is shown of an item, for models that read tokens alone.
       batch_tokens: tokens computed at a time, about; for reward models alone.
 
     Raises:
-      RunError: a choice that has no effect on this model; or as :func:`open_reward`.
+      RunError: a choice that has no effect on this model, or a model on other devices; or as :func:`open_reward`.
     """
-    scorer = open_reward(model, LoadOptions(), history=history, judge=judge)
+    placed = getattr(model, "mesh", None)
+    if mesh is not None and placed is not None:
+        from prb_jax.platform.sharding import as_mesh
+
+        wanted = set(as_mesh(mesh).devices.flat)
+        if set(placed.devices.flat) != wanted:
+            raise RunError(
+                f"mesh: the model was loaded on {placed.size} devices, and the mesh has {len(wanted)} or other ones: "
+                "load it there: prb.load(MODEL, mesh=...)"
+            )
+        mesh = None
+    scorer = open_reward(model, LoadOptions(mesh=mesh), history=history, judge=judge)
     if not isinstance(scorer, ScoreClient):  # which starts no JAX
         from prb_jax.scoring.reward_model import RewardModel
 

@@ -31,6 +31,8 @@ from prb_jax.serving.routes import get_reward
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.scoring.load import Model
 
@@ -65,6 +67,7 @@ def reward_fn(
     protocol: str | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
+    mesh: str | Mesh | None = None,
     history: Sequence[Comparison] | Path | None = None,
     judge: JudgeOptions | None = None,
 ) -> RewardFunction:
@@ -79,11 +82,13 @@ def reward_fn(
       empty: the reward of an empty completion, which no model reads; without it such a completion is an error.
       require: which of "user_id" and "profile" each completion must have; one without it is an error.
       profile_posts, protocol, max_length, batch_tokens: as of :meth:`RewardModel.score`.
+      mesh: devices of the model, as of :func:`prb_jax.load`; or the mesh of a learner, whatever its axes are called,
+        whose devices hold the reward model too. The model is then opened now, and cannot go to another process.
       history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
       judge: how a judge is asked.
     """
     view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-    opening = {"view": view, "batch_tokens": batch_tokens, "history": history, "judge": judge}
+    opening = {"view": view, "batch_tokens": batch_tokens, "mesh": mesh, "history": history, "judge": judge}
     return RewardFunction(model, name=name, empty=empty, require=require, **opening)
 
 
@@ -107,7 +112,9 @@ class RewardFunction:
     ms-swift: ``f(completions, messages=..., **columns)`` gives a list; the messages end with the completion.
 
     verifiers: ``f(prompt=..., completion=..., answer=..., state=..., info=...)``, a function of a `Rubric`, gives a
-    float; `info` may hold `user_id`, `profile` and `tools`.
+    float; `info` may hold `user_id`, `profile` and `tools`. From its version 0.4, ``f(task, trace)``, as ``score`` of a
+    ``vf.Judge`` is called, gives a float: of the trace's last conversation, with the tools that were seen in it; fields
+    of the task may be `user_id`, `profile` and `profile_order`.
 
     Raises (when called):
       RunError: the process was forked after JAX had started.
@@ -122,10 +129,12 @@ class RewardFunction:
         if unknown := [field for field in require if field not in _REQUIRED]:
             raise RunError(f"require: expected {' or '.join(_REQUIRED)}, found {quote(unknown[0])}")
         self.__name__, self._empty, self._require = name, empty, tuple(require)
-        self._model: Model = open_scorer(model, LoadOptions()) if is_url(model) else model
+        if is_url(model):
+            model = open_scorer(model, LoadOptions(mesh=opening.pop("mesh")))
+        self._model: Model = model
         self._options = opening
         self._scorer: ItemScorer | None = None
-        if not isinstance(model, str | Path) or not self._starts_jax:
+        if not isinstance(model, str | Path) or not self._starts_jax or self._on_devices:
             self._scorer = open_item_scorer(self._model, **opening)
         elif not is_judge(model):
             check_name(model)
@@ -136,6 +145,11 @@ class RewardFunction:
             return getattr(self._model, "has_weights", is_module(self._model))
         at_endpoint = is_judge(self._model) and "://" in str(self._model)
         return not at_endpoint and not has_no_weights(self._model)
+
+    @property
+    def _on_devices(self) -> bool:
+        """Whether it was given devices of this process, and no text."""
+        return not isinstance(self._options.get("mesh"), str | None)
 
     def _open(self) -> ItemScorer:
         """Return the scorer, which is opened once in a process."""
@@ -153,10 +167,10 @@ class RewardFunction:
         return self._scorer
 
     def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self._model, str | Path | ScoreClient):
+        if not isinstance(self._model, str | Path | ScoreClient) or self._on_devices:
             raise TypeError(
-                "a reward function of a model that is loaded cannot go to another process: give reward_fn the path or "
-                "name of the model, or the URL of a running `prb serve`"
+                "a reward function of a model that is loaded, or with the devices of a mesh, cannot go to another "
+                "process: give reward_fn the path or name of the model, or the URL of a running `prb serve`"
             )
         return vars(self) | {"_scorer": None}
 
@@ -177,6 +191,10 @@ class RewardFunction:
             item = _verl_item(call["solution_str"], call.get("extra_info"), "solution_str")
             call.ignored()
             return self._rewards([item])[0]
+        task, trace = args if len(args) == 2 else (call.get("task"), call.get("trace"))
+        if hasattr(trace, "messages") and hasattr(task, "model_dump"):
+            call.ignored()
+            return self._rewards([_trace_item(task, trace)])[0]
         if len(given) == 3 and lists:
             call.ignored()
             return self._openrlhf(*given)
@@ -292,6 +310,44 @@ def _verifiers_item(call: fields.Body) -> ChatItem:
     if isinstance(prompt, str) and about.get("question") is not None:
         prompt = about["question"]
     return _item(prompt, completion, about, "completion")
+
+
+def _trace_item(task: Any, trace: Any) -> ChatItem:
+    """Return the item of a judge of verifiers 0.4: the last conversation of a trace, for the person of the task."""
+    about = task.model_dump()
+    about.pop("prompt", None)  # at the beginning of the trace, as the harness wrote it
+    if tools := [_function(tool.model_dump(exclude_none=True), "tools") for tool in trace.tools]:
+        about["tools"] = tools
+    turns = []
+    for message in trace.messages:
+        turn = message.model_dump(exclude_none=True)
+        if calls := turn.pop("tool_calls", None):
+            turn["tool_calls"] = [_function(call, "tool_calls") for call in calls]
+        elif turn["role"] == "assistant":
+            turn.setdefault("content", "")
+        turns.append(turn)
+    if not turns or turns[-1]["role"] != "assistant":
+        found = quote(turns[-1]["role"]) if turns else "no message"
+        raise DataError(f"{WHERE}: trace: expected the assistant's message at the end, found {found}")
+    reply, said = trace.root_reply, turns[-1].get("content", "")
+    if reply is not None and reply.strip() != said.strip():
+        raise DataError(
+            f"{WHERE}: trace: expected a last conversation that ends with the root agent's reply, {quote(reply)}, "
+            f"found {quote(said)}"
+        )
+    return _item(turns[:-1], turns[-1:], fields.Body(about, where=f"{WHERE}: task"), "trace.messages")
+
+
+def _function(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a tool or a call of verifiers as chat templates read it."""
+    if given.get("type", "function") != "function" or given.get("namespace") is not None:
+        raise DataError(
+            f"{WHERE}: trace: {name}: expected functions without a namespace, found {quote(dict(given))}"
+        )
+    parts = {key: given[key] for key in ("name", "description", "parameters", "strict") if key in given}
+    if "arguments" in given:
+        parts["arguments"] = from_json(given["arguments"])
+    return {"type": "function", "function": parts} | ({"id": given["id"]} if "id" in given else {})
 
 
 def _areal_item(columns: fields.Body) -> ChatItem:

@@ -2,7 +2,7 @@
 
 Sources: the reward server of Personalised RewardBench (`/score`), the pooling API of vLLM (`/classify`, `/pooling`,
 `/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward,
-NeMo Gym's `/compare`.
+NeMo Gym's `/compare` and `/verify`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 
 from prb_jax.errors import quote
 from prb_jax.records import fields as checks
-from prb_jax.records.conversation import Messages, from_json, split_response
+from prb_jax.records.comparison import Message
+from prb_jax.records.conversation import Messages, from_json, refuse_extras, split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
@@ -213,6 +214,31 @@ def _compared(scores: Sequence[Score], model: str) -> Any:
     return {"rewards": [score.value for score in scores], "comparison_results": None, "metrics": None}
 
 
+def verify(body: Body) -> ScoreRequest:
+    """``/verify`` of NeMo Gym: {responses_create_params, response}: the request again, with the reward of the response.
+
+    The `input` of the parameters is a text or messages, behind their `instructions`; of the response the texts are
+    read. `user_id` and `profile` say whose reward it is.
+    """
+    asked = checks.mapping(body.get("responses_create_params"), WHERE, "responses_create_params")
+    name = "responses_create_params.input"
+    given = asked.get("input")
+    prompt = fields.user_turn(given, name) if isinstance(given, str) else fields.response_input(given, name)
+    if instructions := checks.optional_text(
+        asked.get("instructions"), WHERE, "responses_create_params.instructions"
+    ):
+        prompt = (Message("system", instructions), *prompt)
+    refuse_extras(asked, ("tools",), WHERE, within="responses_create_params")
+    text = fields.output_text(body.get("response"), "response")
+    return ScoreRequest(
+        _answers(body, [prompt], [text]), partial(_verified, dict(body.given)), _activation(body)
+    )
+
+
+def _verified(given: dict[str, Any], scores: Sequence[Score], model: str) -> Any:
+    return given | {"reward": scores[0].value}
+
+
 ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/score": score,
     "/v1/score": score,
@@ -226,6 +252,7 @@ ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/get_reward": get_reward,
     "/slime": bare_number,
     "/compare": compare,
+    "/verify": verify,
 }
 """By path, how a request is understood."""
 
@@ -276,7 +303,11 @@ def _answers(
     order = checks.optional_text(body.get("profile_order"), WHERE, "profile_order")
     profiles = [()] * count if shown else fields.profiles(body, count)
     context = fields.context(body)
-    whole = [fields.placed(*pair, context) for pair in zip(prompts, responses, strict=True)]
+    placed = {id(prompt): fields.placed(prompt, "", context)[0] for prompt in prompts if prompt}
+    whole = [
+        (placed[id(prompt)], response) if prompt else fields.placed(prompt, response, context)
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
     given = zip(whole, fields.users(body, count), profiles, strict=True)
     return [ChatItem(*pair, user, profile, order) for pair, user, profile in given]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prb_jax.errors import DataError
+from prb_jax.records.conversation import turns_of
 from prb_jax.serving.items import ChatItem, Item, part_characters
 
 CHARACTERS = 16
@@ -65,7 +66,10 @@ class Sizes:
         checked: set[int] = set()
         for number, item in enumerate(items):
             if isinstance(item, ChatItem):
-                self._check(number, "response", len(item.response), of_response)
+                said = sum(
+                    map(part_characters, turns_of(item.response))
+                )  # with its tools, which are no text of it
+                self._check(number, "response", said, of_response)
                 for name, noun, part in (
                     ("prompt", "messages", item.prompt), ("profile", "posts", item.profile),
                 ):  # fmt: skip

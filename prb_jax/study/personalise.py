@@ -21,7 +21,7 @@ from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.writing import write_file, write_json, writing
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
@@ -144,7 +144,7 @@ def personalise(
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)
-    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    devices = as_mesh(mesh)
     decided = {
         "data": inputs.to_json(),
         "limit": limit,

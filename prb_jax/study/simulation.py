@@ -23,7 +23,7 @@ from prb_jax.personal.few_shot.choices import Choices, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
 from prb_jax.personal.few_shot.taste_prior import judgements_of
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.writing import held_folder, refuse_file, write_json
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
@@ -170,7 +170,7 @@ def plan_study(
     inputs = read_inputs(data, subset=subset, limit=limit)
     store = features_of(backbone, inputs, folder, None, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
-    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    devices = as_mesh(mesh)
     settings = settings or METHOD.settings()
     first = make_splits(population, by=split, seeds=PRIOR_SPLITS)[0]
     population = replace(population, choices=standardised(population.choices, first)[0])

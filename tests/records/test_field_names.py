@@ -14,6 +14,7 @@ import pytest
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import lines as json_lines
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import is_rendered
 from prb_jax.records.field_names import nearest_field
 from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
 from tests.json_lines import write_lines
@@ -239,6 +240,10 @@ CALLED = [
             },
             {"question": "Tea?"},
         ),
+        (
+            {"chosen": "Human: Tea?\n\nAssistant: Green.", "rejected": " Human: Tea?\n\nAssistant: None."},
+            {"question": "Tea?"},
+        ),
         ({"prompt": "Tea?", "chosen": GOOD, "rejected": BAD}, {"question": "Tea?"}),
     ],
 )
@@ -264,6 +269,21 @@ def test_layouts_of_other_tools_are_read(row, same, tmp_path):
 def test_layouts_that_cannot_be_read_are_named(row, message):
     with pytest.raises(DataError, match=f"^position 0: field {message}"):
         read_comparisons([row])
+
+
+@pytest.mark.parametrize(
+    "start", ["Tea? ", "<|im_start|>user\nTea?<|im_end|>\n<|im_start|>assistant\n", "Human: Tea? "]
+)
+def test_texts_with_an_implicit_prompt_are_read_as_the_error_says(start, tmp_path):
+    """TRL's implicit prompt, as text; nothing else of the record is lost."""
+    row = {"id": "1", "chosen": f"{start}Green.", "rejected": f"{start}None.", "user_id": "u", "margin": 2.0}
+    data = write_lines(tmp_path / "x.jsonl", [row])
+    with pytest.raises(DataError, match=r"x.jsonl:1: field 'question': missing; .* ends in '\?rendered'"):
+        read_comparisons(data)
+    (read,) = read_comparisons(f"{data}?rendered")
+    assert read.responses == (row["chosen"], row["rejected"])
+    assert (read.user_id, read.margin, read.question) == ("u", 2.0, "")
+    assert is_rendered(read.prompt)
 
 
 def test_a_folder_of_save_to_disk_is_read(tmp_path):

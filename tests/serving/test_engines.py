@@ -107,6 +107,30 @@ def test_verl_s_files_give_the_scores_of_the_rows(work: Work, monkeypatch: pytes
             assert rewards == pytest.approx(expected, abs=1e-5)
 
 
+def test_maxtext_s_file_keeps_the_person_of_a_row(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MaxText 0.2.5 does: `process_data` of each row of parquet, arrays, `tmvp_config` with the columns."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("PRB_REWARD", work.arguments[5])
+    loaded = runpy.run_path(str(ENGINES / "maxtext_people.py"))
+    table = work.folder / "people.parquet"
+    data = {"train": str(work.folder / "people.jsonl")}
+    datasets.load_dataset("json", data_files=data, split="train", cache_dir=str(work.folder)).to_parquet(
+        table
+    )
+    rows = pq.read_table(table).to_pylist()[:6]
+    tokenizer = work.reward.tokenizer.tokenizer
+    made = [loaded["process_data"]("people", tokenizer, {}, object(), row) for row in rows]
+    columns = {name: np.repeat(np.array([one[name] for one in made]), 2) for name in made[0]}
+    assert all(array.dtype.kind == "U" for array in columns.values())  # grain batches no lists
+    prompts = columns.pop("prompts").tolist()
+    rewards = loaded["reward"](
+        prompts=prompts, completions=["Soup.", ""] * 6, tmvp_config=object(), mode="train", **columns
+    )
+    expected = [score for row in work.rows[:6] for score in work.scores(work.reward, row, ["Soup.", ""])]
+    assert rewards == pytest.approx(expected, abs=1e-5)
+    assert loaded["reward"].__name__ == "reward"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "rollouts"), [(2, 8), (5, 1000)])
 def test_two_ranks_of_trl_lose_no_rollout(work: Work, steps: int, rollouts: int) -> None:

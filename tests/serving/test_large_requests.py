@@ -124,6 +124,23 @@ def test_what_has_no_characters_of_its_own_counts_too() -> None:
             understand("/score", body_of(**given), replace(SIZES, posts=None))
 
 
+def test_tools_count_as_a_part_of_their_conversation_once() -> None:
+    """Tools of 40,000 characters beside a prompt, and beside responses that are whole conversations."""
+    tool = {"type": "function", "function": {"name": "kettle", "description": "a" * 40_000}}
+    shared = {"queries": [[{"role": "user", "content": "?"}]], "documents": ["a", "b", "c"]}
+    wanted = understand("/score", body_of(**shared, tools=[tool, tool]), SIZES)
+    prompts = {id(item.prompt) for item in wanted.items if isinstance(item, ChatItem)}
+    assert len(prompts) == 1  # looked at once, and one tree
+    with pytest.raises(TooLargeError, match=r"its prompt has 120,\d{3} characters; at most 100,000"):
+        understand("/score", body_of(**shared, tools=[tool] * 3), SIZES)
+    whole = {
+        "queries": [[]],
+        "documents": [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}]],
+    }
+    with pytest.raises(TooLargeError, match=r"its response has 40,\d{3} characters; at most 32,768"):
+        understand("/score", body_of(**whole, tools=[tool]), SIZES)
+
+
 LARGE_BODIES: dict[str, dict[str, Any]] = {
     "/score": {"response_text": "a", "query": "?", "odd": 1},
     "/v1/score": {"queries": ["?", "!"], "documents": ["a", "b"], "user_id": ["u", None]},
@@ -133,6 +150,17 @@ LARGE_BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "tea", "encoding_format": "base64"},
     "/get_reward": {"query": ["?a"], "prompts": ["?"], "labels": ['{"question": "?", "user_id": "u"}']},
     "/slime": {"prompt": "?", "response": "a", "activation": True},
+    "/compare": {
+        "conversation_history": [{"role": "user", "content": "?"}],
+        "response_objs": [
+            {"output": [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}]}
+        ],
+    },
+    "/verify": {
+        "responses_create_params": {"input": "?", "instructions": "Be brief."},
+        "response": {"output": [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}]},
+        "user_id": "u",
+    },
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -28,8 +29,10 @@ from prb_jax.trees.encode import TooLongError
 from tests import tiny_tokenizer as tiny
 from tests.behaviour.judges.stand_in import stand_in
 from tests.json_lines import read_lines
+from tests.plain_process import plain_environment
 from tests.scoring.records import write_model
 from tests.serving.local_server import serving
+from tests.serving.verifiers_trace import task, trace
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]
 POSTS = [{"id": "1", "category": "food", "text": "Coffee keeps me awake."}]
@@ -348,6 +351,12 @@ def test_tools_calls_thoughts_and_several_turns_are_scored_whole(tmp_path: Path)
     columns = {name: [value] * 3 for name, value in about.items()}
     assert reward(prompts=[MESSAGES] * 3, completions=turns, **columns) == expected
     assert [reward(MESSAGES, turn, [1], [2], **about) for turn in turns] == expected
+    calls = [copy.deepcopy(turn) for turn in turns]
+    for turn in calls:  # verifiers holds arguments as the model wrote them
+        for one in turn[0].get("tool_calls") or ():
+            one["function"]["arguments"] = json.dumps(one["function"]["arguments"])
+    judged = task(QUESTION, user_id="u", profile=POSTS)
+    assert [reward(judged, trace([*MESSAGES, *turn], about["tools"])) for turn in calls] == expected
     extra = {"question": MESSAGES, **about}
     assert reward(solution_str="Tea.", extra_info=extra) == pytest.approx(scores[2], abs=1e-5)
     label = {"question": QUESTION, **about}
@@ -365,6 +374,40 @@ def test_tools_calls_thoughts_and_several_turns_are_scored_whole(tmp_path: Path)
         assert [row["scores"] for row in rows] == [expected, pytest.approx(others, abs=1e-5)]
         refused = httpx.post(f"{url}/classify", json={"input": "Tea.", "tools": about["tools"]})
         assert (refused.status_code, "'tools': is not rendered" in refused.text) == (400, True)
+
+
+def test_a_trace_that_cannot_be_scored_is_named() -> None:
+    """Of verifiers: another agent's conversation, no reply, calls that no template reads, a misnamed person."""
+    reward = prb.reward_fn("baseline:length")
+    said = {"role": "assistant", "content": "Tea."}
+    whole = trace([*MESSAGES, said])
+    assert (
+        reward(task=task(QUESTION), trace=whole)
+        == reward(task(QUESTION), whole)
+        == reward(prompt=MESSAGES, completion="Tea.")
+    )
+    custom = trace([*MESSAGES, said])
+    custom.messages[-1]["tool_calls"] = [{"id": "c", "type": "custom", "name": "kettle", "arguments": "hot"}]
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "kettle.png"}}]}
+    for judged, given, message in (
+        (task(QUESTION), trace([]), "trace: expected the assistant's message at the end, found no message"),
+        (
+            task(QUESTION),
+            trace(MESSAGES),
+            "trace: expected the assistant's message at the end, found 'user'",
+        ),
+        (
+            task(QUESTION),
+            trace([*MESSAGES, said], root_reply="Coffee."),
+            "root agent's reply, 'Coffee.', found 'Tea.'",
+        ),
+        (task(QUESTION), custom, "tool_calls: expected functions without a namespace, found"),
+        (task(QUESTION), trace([image, said]), "type': expected 'text', found"),
+        (task(QUESTION, user="u"), whole, "^reward_fn: task: field 'user': unknown; expected 'user_id'"),
+        (task(QUESTION), trace([*MESSAGES, said | {"content": None}]), "completion 0 is empty"),
+    ):
+        with pytest.raises(prb.DataError, match=message):
+            reward(judged, given)
 
 
 def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:
@@ -436,3 +479,22 @@ def test_trl_trains_with_it(model: prb.RewardModel, tmp_path: Path) -> None:
             expected = model.reward(prompt, text, profile=profile) if text else 0.0
             assert value == pytest.approx(expected, abs=1e-5)
         assert row["rewards/prb_reward/mean"] == pytest.approx(np.mean(rewards), abs=1e-5)
+
+
+def test_the_devices_of_a_learner_hold_the_reward_too(model: prb.RewardModel, tmp_path: Path) -> None:
+    """Four devices under a mesh with the axes of tunix, also while it is the mesh in use: the scores of one device."""
+    out = tmp_path / "out.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.serving.reward_on_mesh", model.name, str(out)],
+        env=plain_environment(devices=4), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(out.read_text())
+    given = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS, profile=POSTS)
+    expected = pytest.approx(model.score(given).tolist(), abs=1e-5)
+    assert [found[name] for name in ("by name", "loaded", "in use")] == [expected] * 3
+    assert found["devices"] == 4
+    assert "the model was loaded on 1 devices, and the mesh has 4 or other ones" in found["elsewhere"]
+    assert "cannot go to another process" in found["pickled"]
+    with pytest.raises(prb.RunError, match="mesh"):
+        prb.reward_fn("baseline:length", mesh="fsdp=1")

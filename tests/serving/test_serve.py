@@ -36,6 +36,12 @@ POSTS = [{"id": "1", "category": "food", "text": "Coffee keeps me awake in the h
 SECRET = "never to be logged"
 
 
+def _verified(*, output: Any = (), **asked: Any) -> dict[str, Any]:
+    """A request of `/verify`."""
+    said = {"type": "message", "content": [{"type": "output_text", "text": "Tea."}]}
+    return {"responses_create_params": {"input": "?"} | asked, "response": {"output": list(output) or [said]}}
+
+
 @dataclass(frozen=True)
 class Server:
     process: subprocess.Popen[str]
@@ -178,6 +184,35 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
             assert float(answer.text) == pytest.approx(values[0], abs=1e-5)
 
 
+def test_verify_of_nemo_gym_echoes_the_request_with_the_reward(server: Server) -> None:
+    """As its `simple_agent` posts it; `BaseVerifyResponse` is the whole request beside `reward`."""
+    output = [
+        {"type": "reasoning", "summary": []},
+        {
+            "type": "message",
+            "content": [
+                {"type": "output_text", "text": part, "annotations": []} for part in ("Tea, ", "of course.")
+            ],
+        },
+    ]
+    system = prb.Message("system", "Be brief.")
+    for given, prompt in (
+        ({"input": QUESTION}, QUESTION),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}], "tools": []}, QUESTION),
+        ({"input": [{"role": "user", "content": QUESTION, "type": "message"}], "instructions": "Be brief."},
+         [system, prb.Message("user", QUESTION)]),
+    ):  # fmt: skip
+        body = {
+            "responses_create_params": given, "response": {"id": "r", "output": output, "model": "m"},
+            "user_id": "u", "profile": POSTS, "expected": 3,
+        }  # fmt: skip
+        status, answer = server.ask("/verify", body)
+        reward = answer.pop("reward")
+        assert (status, answer) == (200, body)
+        whole = prb.Comparison(id="1", prompt=prompt, responses=ANSWERS[:1], profile=POSTS)
+        assert reward == pytest.approx(float(server.model.score(whole)[0]), abs=1e-5)
+
+
 def test_a_policy_is_trained_by_the_served_model(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +346,34 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
             400,
             "labels[0]: field 'user_id': expected the user of the request's 'user_id', 'u'",
         ),
+        (
+            "/slime",
+            {"prompt": [], "response": "b"},
+            400,
+            "'prompt': expected at least one message, found none",
+        ),
+        ("/classify", {"messages": []}, 400, "'messages': expected at least one message, found none"),
+        ("/verify", _verified(input=[]), 400, "create_params.input': expected at least one message"),
+        ("/verify", _verified(input="<|im_start|>user\na"), 400, "has rendered it already"),
+        (
+            "/verify",
+            _verified(input=[{"type": "function_call"}]),
+            400,
+            "input[0].type': expected message, found",
+        ),
+        (
+            "/verify",
+            _verified(input="?", tools=[{"name": "kettle"}]),
+            400,
+            "create_params.tools': is not rendered",
+        ),
+        (
+            "/verify",
+            _verified(output=[{"type": "function_call"}]),
+            400,
+            "output[0].type': expected message or",
+        ),
+        ("/verify", {"response": {}}, 400, "'responses_create_params': expected an object"),
         ("/nowhere", {}, 404, "expected POST to /score"),
     ],
 )

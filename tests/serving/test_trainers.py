@@ -21,6 +21,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.personal.few_shot.registry import read_settings
 from tests.serving.local_server import serving
+from tests.serving.verifiers_trace import task, trace
 from tests.study.people import QUICK
 from tests.tiny_encoders import WORDS, write_encoder
 
@@ -223,8 +224,18 @@ def openrlhf(reward: Any) -> list[float]:
     return [one(rollout) for rollout in ROLLOUTS]
 
 
+def verifiers(reward: Any) -> list[float]:
+    """verifiers 0.4, `Task.score`: the method `score(task, trace)` of a judge, one rollout at a time."""
+
+    def one(rollout: Rollout) -> float:
+        said = {"role": "assistant", "content": rollout.completion}
+        return reward(task(rollout.question, **rollout.columns), trace([*rollout.messages, said]))
+
+    return [one(rollout) for rollout in ROLLOUTS]
+
+
 @pytest.mark.parametrize("kind", ["single", "fitted", "history", "server", "served history"])
-@pytest.mark.parametrize("trainer", [trl, tunix, maxtext, verl, verl_batch, areal, openrlhf])
+@pytest.mark.parametrize("trainer", [trl, tunix, maxtext, verl, verl_batch, areal, openrlhf, verifiers])
 def test_the_reward_is_the_model_s_score(
     kinds: dict[str, Kind], trainer: Callable[[Any], Sequence[float]], kind: str
 ) -> None:

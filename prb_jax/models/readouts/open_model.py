@@ -18,7 +18,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.models.readouts.row import ModelRow
 from prb_jax.models.readouts.rules import PAPER_READOUT, choose_readout
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.sharding import as_mesh
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
@@ -82,7 +82,7 @@ class OpenedModel:
     @cached_property
     def mesh(self) -> Mesh:
         """The devices."""
-        return self.options.mesh if isinstance(self.options.mesh, Mesh) else make_mesh(self.options.mesh)
+        return as_mesh(self.options.mesh)
 
     @cached_property
     def tokenizer_folder(self) -> ModelFolder:

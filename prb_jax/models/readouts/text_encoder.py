@@ -27,7 +27,7 @@ from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.decoder import Params
 from prb_jax.models.encoder import bind_encoder, encode_tokens
-from prb_jax.platform.sharding import batch_sharding, make_mesh, replicated, to_global
+from prb_jax.platform.sharding import as_mesh, batch_sharding, replicated, to_global
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
 from prb_jax.trees.sequences import (
@@ -268,7 +268,7 @@ def load_text_encoder(
     before, after = added_tokens(tokenizer, folder.name)
     added, positions = len(before) + len(after), config.max_position_embeddings
     chosen = choose_dtype(dtype, config.torch_dtype, where=folder.name)
-    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    devices = as_mesh(mesh)
     loaded = load_encoder_params(encoder, mesh=devices, dtype=jnp.dtype(chosen))
     if max_length is not None and max_length > positions:
         raise DataError(

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from prb_jax.errors import PrbWarning, RunError, listed, quote, short_repr
 from prb_jax.models.checkpoints.locate import describe, fingerprint, locate
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.platform.sharding import batch_sharding, make_mesh, on_any_mesh, replicated
+from prb_jax.platform.sharding import as_mesh, batch_sharding, on_any_mesh, replicated
 from prb_jax.records.options import refuse_given
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.sequences import SequenceBatch
@@ -141,7 +141,7 @@ def open_module(module: Any, options: LoadOptions) -> UserModule:
     return UserModule(
         config=config,
         tokenizer=tokenizer,
-        mesh=mesh if isinstance(mesh, Mesh) else make_mesh(mesh),
+        mesh=as_mesh(mesh),
         graphdef=graphdef,
         state=state,
         source={"state": state_digest(own), "code": code, "tokenizer": described},

@@ -127,3 +127,15 @@ def test_a_program_of_the_caller_samples_from_weights_that_change(policy: prb.Po
     samples = policy.sample(ids, n=2, max_new_tokens=4, seed=3, stop_ids=())
     expected = [[one.token_ids.tolist() for one in of_prompt] for of_prompt in samples]
     assert np.asarray(rows.tokens)[..., :4].tolist() == expected
+
+
+def test_a_conversation_that_begins_the_answer_is_refused_as_a_prompt(policy: prb.Policy) -> None:
+    """Its beginning would not be continued; the position is named, and nothing is drawn for the others."""
+    asked = [{"role": "user", "content": "Tea?"}]
+    begun = [*asked, {"role": "assistant", "content": "Green"}]
+    with pytest.raises(
+        prb.DataError, match=r"^prompt 1: ends with the beginning of an answer, which would be left out"
+    ):
+        policy.sample([asked, begun], n=1, max_new_tokens=1)
+    with pytest.raises(prb.DataError, match=r"^prompt 0: expected a text, a conversation"):
+        policy.sample([[]], n=1, max_new_tokens=1)

@@ -15,6 +15,7 @@ from prb_jax.behaviour.rl.sections import ScoringJudgeSettings, ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.scoring.remote import endpoint
 from tests.behaviour.judges.stand_in import stand_in
+from tests.behaviour.judges.test_groups import shown
 from tests.behaviour.rl.tiny import comparisons, has_letter, metrics, rows, settings
 from tests.json_lines import read_lines, write_lines
 
@@ -100,6 +101,34 @@ def test_a_policy_is_trained_by_a_judge_on_this_machine(model: Path, tmp_path: P
         expected = [rewards[pair.id, text] for text in pair.responses]
         np.testing.assert_allclose(row.scores, expected, atol=1e-5)
     assert 0 <= metrics(out)[0]["gold"] <= 2
+
+
+@pytest.mark.slow
+def test_a_policy_is_trained_by_a_judge_of_pairs(model: Path, tmp_path: Path) -> None:
+    """It prefers the longer text: each reward is the share of the other rollouts of its prompt that are shorter."""
+
+    def longer(text: str, _: int) -> str:
+        a, b = shown(text)
+        return "A" if len(a.strip()) >= len(b.strip()) else "B"  # equal ones: each wins once, as A
+
+    data = write_lines(tmp_path / "rows.jsonl", rows(4))
+    with stand_in(longer) as server:
+        given = settings(
+            model, data=data, reward=f"pairs:{server.url}#m", steps=2, algorithm="rloo",
+            **{"rollout.n": 3, "batch.prompts": 4, "rollout.keep_every": 1, "rollout.keep": 12,
+               "rollout.max_new_tokens": 3},
+        )  # fmt: skip
+        prb.ppo(given, out=tmp_path / "run", progress=False)
+        assert any("yes yes" in str(body) for _, body in server.asked)  # the profile is in view
+    kept = [row for row in read_lines(tmp_path / "run" / "rollouts.jsonl") if row["step"] == 1]
+    assert len(kept) == 12
+    assert len({row["reward"] for row in kept}) > 1
+    for row in kept:
+        size = len(row["text"].strip())
+        others = [len(one["text"].strip()) for one in kept if one["id"] == row["id"] and one is not row]
+        expected = np.mean([(size > other) + (size == other) / 2 for other in others]) if size else 0.0
+        assert row["reward"] == pytest.approx(expected, abs=1e-6)
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
 
 
 def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
