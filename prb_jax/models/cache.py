@@ -94,13 +94,13 @@ class StreamCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Moves:
-    """Assignment of prompts in S streams, at most F per stream, to B trees. int32 arrays.
+    """Assignment of prompts in S streams, at most F per stream, to B trees. All arrays are int32.
 
     A mesh splits streams and trees into the same S parts, one stream each. A part contains B / S consecutive trees,
     which take prompts only from its stream.
     """
 
-    places: np.ndarray | jax.Array  # [S, F, P], positions of the prompts' tokens, right-aligned; padding may be any position
+    places: np.ndarray | jax.Array  # [S, F, P], tokens of the prompts, right-aligned; padding is arbitrary
     lengths: np.ndarray | jax.Array  # [S, F], tokens per prompt
     trees: np.ndarray | jax.Array  # [S, F], indices within the part; B / S for no tree
     ends: np.ndarray | jax.Array  # [S, F], index of each prompt among the prompts that end in its stream

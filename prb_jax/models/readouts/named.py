@@ -1,4 +1,4 @@
-"""The read-out that a user names by ``--readout``."""
+"""Read-outs named by ``--readout``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
 
 
 def named_row(readout: str) -> ModelRow:
-    """Return the row that a user names; CheckpointError for an unknown one."""
+    """Return the row with this name; CheckpointError for an unknown name."""
     rows = known_rows(readout)
     steps = {
         f"{row.name}:{way}": replace(row, head=replace(cast(Any, row.head), together=way))
