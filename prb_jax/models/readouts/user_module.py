@@ -42,15 +42,15 @@ _MOST: Final = 2**31 - 1  # token ids and lengths are int32: the default limit o
 class ModuleConfig:
     """Properties of a module for reading and batching, named as in ``config.json``."""
 
-    architectures: tuple[str]  # its class
+    architectures: tuple[str]  # class of the module
     vocab_size: int
     max_position_embeddings: int
-    hidden_size: int | None  # decides the learning rate where none is given
-    flops_per_token: float  # about: each parameter is used once
-    token_bytes: int  # what a backward pass keeps of each token, about: what every matrix gives, in float32
+    hidden_size: int | None  # determines the default learning rate
+    flops_per_token: float  # approximation: each parameter is used once
+    token_bytes: int  # bytes a backward pass keeps per token: about the float32 output of every matrix
     model_type: str = "module"
     num_labels: int = 1
-    pad_token_id: int = -1  # no id: the module decides where it reads, so no token is padding
+    pad_token_id: int = -1  # not an id: the module chooses its read position, so no token is padding
     head: None = None
     original: Mapping[str, Any] = field(default_factory=dict)
 
