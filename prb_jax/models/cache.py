@@ -228,7 +228,9 @@ class Tried:
     states: jax.Array  # [B, S, C, D], before the last norm
     keys: Arrays  # one array per attention layer [B, S, C, G, H]
     values: Arrays
-    recurrent: tuple[RecurrentSuffix, ...] = ()  # one per recurrent layer, with axis 2 = C and without columns
+    recurrent: tuple[
+        RecurrentSuffix, ...
+    ] = ()  # one per recurrent layer, with axis 2 = C and without columns
 
     __repr__ = short_repr
 

@@ -89,7 +89,9 @@ class LayerContext:
     recur: Callable[..., Any] | None = None
     """Data on earlier tokens for :func:`prb_jax.models.delta_layer.mix`; None for a model without recurrent layers."""
     lora_scale: float = 1.0  # scale of adapter updates
-    places: jax.Array | None = None  # [B, K]: tokens at which queries, attention and mlp are computed; None for all
+    places: jax.Array | None = (
+        None  # [B, K]: tokens at which queries, attention and mlp are computed; None for all
+    )
     mesh: Mesh | None = None
     splits_tokens: bool = True  # tokens are sharded over the axis `sequence`, unless `places` selects tokens
     # loads, real: a mixture of experts appends each expert's number of tokens in the mask `real` [B, T] or [B, K]

@@ -34,7 +34,9 @@ class RecurrentPrefix:
     """Prompts of B trees in one layer."""
 
     states: jax.Array  # float32 [B, H, dk, dv]
-    windows: Arrays  # for q, k and v [B, channels, K - 1], the last inputs of the convolution, most recent last
+    windows: (
+        Arrays  # for q, k and v [B, channels, K - 1], the last inputs of the convolution, most recent last
+    )
 
     __repr__ = short_repr
 

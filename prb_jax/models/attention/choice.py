@@ -41,7 +41,9 @@ class StreamAttention:
     name: str  # name in logs and reports
     table: Table
     parts: int = 1  # parts of a stream's queries, split by the mesh axis `sequence`
-    one_length: bool = True  # if True, no shorter shapes for streams with few tokens, because compiling is expensive
+    one_length: bool = (
+        True  # if True, no shorter shapes for streams with few tokens, because compiling is expensive
+    )
     refused: str | None = None  # reason why the machine's kernel is not used, if it has one
     refusal: Callable[..., str | None] | None = field(default=None, compare=False, repr=False)
     """For a kernel: function (configuration, mesh, dtype, trained) -> reason why it cannot compute the model, or

@@ -87,7 +87,9 @@ class AdapterConfig:
     task_type: str | None = None
     base: str | None = None  # `base_model_name_or_path`
     revision: str | None = None  # revision of the base
-    base_class: str | None = None  # transformers' class of the base during training, if `auto_mapping` contains it
+    base_class: str | None = (
+        None  # transformers' class of the base during training, if `auto_mapping` contains it
+    )
 
     def rank(self, module: str) -> int:
         """Return the rank of a module's update."""

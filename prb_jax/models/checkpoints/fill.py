@@ -67,7 +67,9 @@ def reads_of_tensor(key: str, target: np.ndarray, region: tuple[slice, ...], lea
     """Yield the reads of one tensor, with target and region in the file's orientation. If the tensor contains more
     than the leaf, the region refers to rows of the leaf."""
     first, last, done = region[0].start, region[0].stop, 0
-    for start, stop in leaf.pieces or ((0, last),):  # each piece is rows done .. done + (stop - start) of the leaf
+    for start, stop in leaf.pieces or (
+        (0, last),
+    ):  # each piece is rows done .. done + (stop - start) of the leaf
         low, high = max(first, done), min(last, done + stop - start)
         size = max(1, _READ_BYTES // max(1, target[:1].nbytes))
         for row in range(low, high, size):

@@ -33,12 +33,12 @@ _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.
 _BESIDE_TEXT = re.compile(
     r"(model\.)?multi_modal_projector\.|model\.language_model\.layers\.\d+\.linear_attn\."
 )
-SCALE = "_scale_inv"  # after the name of a matrix of FP8
-QUANT_STATE = ".quant_state.bitsandbytes__"  # after the name of a matrix of four bits, and before their kind
+SCALE = "_scale_inv"  # suffix of an FP8 matrix's name
+QUANT_STATE = ".quant_state.bitsandbytes__"  # between the name of a four-bit matrix and its kind
 _AS_STORED = re.compile(
     rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$|{re.escape(QUANT_STATE)})"
 )
-# Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
+# Rows are read and converted in blocks of at most this size, to limit scratch memory.
 _BLOCK_BYTES = 2 << 20
 # Rows transposed at once: their target stays in the core's cache until it is complete.
 _STRIP_ROWS = 16

@@ -112,18 +112,14 @@ class DecoderConfig:
     """Mixer of each layer: ``full_attention`` (also for sliding layers) or ``linear_attention``."""
     recurrence: Recurrence | None  # sizes of ``linear_attention`` layers; None without such layers
     attention_gate: bool  # the attention output is multiplied by the sigmoid of a projection of the input
-    rope: tuple[
-        RopeConfig, RopeConfig | None
-    ]  # (full, sliding layers); the second is None if both are equal
-    interleaved_rope: bool  # rotated pairs are adjacent channels; otherwise they are half the rotated channels apart
-    fused: tuple[
-        str, ...
-    ]  # fused tensors in the file: ``qkv_proj`` and ``gate_up_proj``
+    rope: tuple[RopeConfig, RopeConfig | None]  # (full, sliding layers); the second is None if both are equal
+    interleaved_rope: (
+        bool  # rotated pairs are adjacent channels; otherwise they are half the rotated channels apart
+    )
+    fused: tuple[str, ...]  # fused tensors in the file: ``qkv_proj`` and ``gate_up_proj``
     sinks: bool  # each head has an attention sink: an extra softmax logit without a value
     experts: Experts | None  # the mlp is a mixture of experts
-    fields: tuple[
-        tuple[str, Any], ...
-    ]  # names and values of fields that only a plug-in's layer reads
+    fields: tuple[tuple[str, Any], ...]  # names and values of fields that only a plug-in's layer reads
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
@@ -385,7 +381,9 @@ def _activation(fields: FieldReader, family: Family) -> Any:
     name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
     if family.gemma and name == "hidden_act" and activation == "gelu":
-        activation = "gelu_pytorch_tanh"  # meaning of the value in files of the first Gemma, as in transformers
+        activation = (
+            "gelu_pytorch_tanh"  # meaning of the value in files of the first Gemma, as in transformers
+        )
     if activation not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[activation]

@@ -46,9 +46,7 @@ class Family:
     qk_norm: Literal["head", "width"] | None = (
         None  # RMSNorm of q and k before rope, per head or over all heads
     )
-    recurrent: bool = (
-        False  # some layers use the gated delta rule, by ``layer_types`` (``linear_*`` fields)
-    )
+    recurrent: bool = False  # some layers use the gated delta rule, by ``layer_types`` (``linear_*`` fields)
     grouped_recurrence: bool = (
         False  # files store their queries, keys, values and gates head by head in one tensor
     )
@@ -71,9 +69,7 @@ class Family:
     sinks: bool = False  # each head has an attention sink: an extra softmax logit without a value
     layer: type[Any] | None = None
     """Subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer` that a plug-in defines."""
-    activation: str | None = (
-        None  # the only ``hidden_act`` that a plug-in's layer supports
-    )
+    activation: str | None = None  # the only ``hidden_act`` that a plug-in's layer supports
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``config.json`` for a plug-in's layer, with defaults; `DecoderConfig.fields` contains the
     values of a file."""

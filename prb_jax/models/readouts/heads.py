@@ -236,7 +236,9 @@ class Pooled(ReadsAnything):
     # pooler, classifier: names of the two linear layers
     pooler: str = "pooler.dense"
     classifier: str = "classifier"
-    activation: EncoderActivation = "gelu"  # activation between them: field ``pooler_hidden_act`` of ``config.json``
+    activation: EncoderActivation = (
+        "gelu"  # activation between them: field ``pooler_hidden_act`` of ``config.json``
+    )
     # width, labels: D, n; 0 until :meth:`bound`
     width: int = 0
     labels: int = 0

@@ -23,7 +23,9 @@ IMPLICIT = ("reference", "beta", "reference_free", "logprobs")
 class LoadOptions:
     """Options for opening a model, explained in :func:`prb_jax.load`."""
 
-    mesh: str | Mesh | None = option(None, "mesh axes and sizes, e.g. fsdp=4,tensor=2 (default: all devices)", "M")
+    mesh: str | Mesh | None = option(
+        None, "mesh axes and sizes, e.g. fsdp=4,tensor=2 (default: all devices)", "M"
+    )
     dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
     quantize: str | None = option(
         None,
@@ -61,9 +63,7 @@ class LoadOptions:
         effect="contents",
     )
     beta: float = option(0.1, "with --reference or --reference-free: factor of the rewards", "B", above=0)
-    reference_free: bool = option(
-        False, "rewards of a policy are beta log p_policy, without a reference"
-    )
+    reference_free: bool = option(False, "rewards of a policy are beta log p_policy, without a reference")
     logprobs: Together = option(
         "sum",
         "with --reference-free: reduce the log-probabilities of a response's tokens by sum, average, or negative "
