@@ -228,9 +228,7 @@ class Tried:
     states: jax.Array  # [B, S, C, D], before the last norm
     keys: Arrays  # one array per attention layer [B, S, C, G, H]
     values: Arrays
-    recurrent: tuple[
-        RecurrentSuffix, ...
-    ] = ()  # one per recurrent layer, with axis 2 = C and without columns
+    recurrent: tuple[RecurrentSuffix, ...] = ()  # one per recurrent layer, axis 2 = C, no columns
 
     __repr__ = short_repr
 

@@ -127,8 +127,8 @@ def decode_stream(
     For further arguments see :func:`prb_jax.models.readouts.score_tree.score_stream`.
 
     Args:
-        reads_only: If True, return [S, M, D], the states at the read positions; otherwise [S, N, D], the states of all
-          tokens. The last layer then computes queries, attention and mlp only at the read positions, except when
+        reads_only: If True, return the states at the read positions [S, M, D]; otherwise the states of all tokens [S,
+          N, D]. With True, the last layer computes queries, attention and mlp only at the read positions, except when
           gradients go through several layers on accelerators.
         loads: List that receives the number of real tokens of each expert of a mixture, float32 [L, E], layers ordered
           by mixer. A last layer that computes only read positions is omitted, unless it is the only layer.

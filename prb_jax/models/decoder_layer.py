@@ -109,8 +109,7 @@ class DecoderLayer(Declaring):
 
     The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`. Adapters and scales of
     quantised matrices are further attributes: see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
-      The
-    family of a plug-in may name a subclass with another mlp as its `layer`.
+    The family of a plug-in may name a subclass with another mlp as its `layer`.
     """
 
     mixer: str

@@ -2,9 +2,8 @@
 
 The router's softmax and the choice of experts are float32. Rows of tokens are sorted by expert, so the rows of an
 expert are contiguous and the products with all experts' matrices are one call (:mod:`prb_jax.models.grouped`). The
-mesh axis
-``tensor`` distributes the experts: each device computes the rows of its experts, and results are summed over the
-axis.
+mesh axis ``tensor`` distributes the experts: each device computes the rows of its experts, and results are summed
+over the axis.
 
 Dimensions: T tokens, E experts, k experts per token, R rows; I inputs and O outputs of a matrix.
 """

@@ -149,9 +149,7 @@ class ReadsAnything:
 class Linear(ReadsAnything):
     """W x + b at the read position: the head of ``*ForSequenceClassification``."""
 
-    keys: tuple[str, ...] = (
-        HEAD_KEY,
-    )  # possible names of the matrix [n, D]; the first name in the checkpoint is used
+    keys: tuple[str, ...] = (HEAD_KEY,)  # names of the matrix [n, D]; the first one in the checkpoint is used
     with_bias: bool = (
         False  # if True, a ``.bias`` of the matrix belongs to the head; otherwise it is an unexpected tensor
     )

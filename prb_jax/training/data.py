@@ -90,8 +90,7 @@ def read_training_data(
     Raises:
       RunError: A role has both records and the name of a source.
       DataError: `read_comparisons` fails, e.g. on equal labels; a split is empty; or two splits share ids or users
-        that
-        must not be shared.
+        that must not be shared.
     """
     options, split_by = settings.validation, None
     subset = settings.subset
@@ -295,7 +294,7 @@ class Order:
 
 
 class UserOrder(Order):
-    """Order by whole users: a step takes all comparisons of some users that this epoch has not yet used.
+    """Order by whole users: a step takes all comparisons of some users not yet used in this epoch.
 
     Users are drawn in random order, each into the first step with room. A user with more comparisons than fit into a
     step is split into parts of about equal size, and each part is treated as a user.

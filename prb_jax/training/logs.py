@@ -170,8 +170,7 @@ class EventFile:
     once, and a kill loses nothing.
 
     The file is a sequence of TFRecords: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The
-      data
-    is an `Event` in protocol buffer encoding.
+    data is an `Event` in protocol buffer encoding.
 
     Args:
       folder: Folder of the files, created if necessary; each session of a run adds a file.

@@ -149,9 +149,8 @@ def start_from_module(
       mesh: Devices.
 
     Raises:
-      RunError: A setting belongs to the module, two tokenizers are given, the learning rate is missing, or
-        `open_module`
-        fails.
+      RunError: A setting is changed that the module decides, two tokenizers are given, the learning rate is missing,
+        or `open_module` fails.
       CheckpointError: The tokenizer cannot be used.
     """
     flat, default = flat_settings(settings), flat_settings(TrainSettings())

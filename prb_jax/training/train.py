@@ -54,9 +54,8 @@ def train(
     """Train a reward model and write it to `out`; the same call continues a killed run.
 
     A call with other inputs than `out` was started with is refused. The inputs are the settings, the model's files,
-    the
-    data's contents and the versions of the computing libraries. The mesh, the devices, `batch.tokens`, and options for
-    checkpoints and logs may differ, and `steps` may be larger: see `prb_jax.training.record`.
+    the data's contents and the versions of the computing libraries. The mesh, the devices, `batch.tokens`, and
+    options for checkpoints and logs may differ, and `steps` may be larger: see `prb_jax.training.record`.
 
     Args:
       config: Config file, ConfigDict (`prb_jax.training.config.default_config`), mapping of keys, or
@@ -74,8 +73,7 @@ def train(
 
     Raises:
       RunError: The config is invalid; `out` cannot be used, its disk is full, or it contains another run; or a loss is
-        not
-        finite (the message names the comparisons).
+        not finite (the message names the comparisons).
       DataError: The data cannot be used.
       CheckpointError, MeshError: The model cannot be loaded.
     """

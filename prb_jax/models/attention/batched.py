@@ -9,8 +9,7 @@ The backward pass recomputes the weights from the logarithms of their sums and w
 block of queries, and through the queries of each block of keys. It therefore needs no scatter-add.
 
 Dimensions: S streams of N tokens including n local queries, G kv heads, g query heads per kv head, H head dim; c
-  blocks
-per round with C queries or keys each; Q queries and K keys per step.
+blocks per round with C queries or keys each; Q queries and K keys per step.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ The query heads of a kv head are computed together, one block of queries at a ti
 queries: products need no transposition, and the maximum and sum of a softmax run over the leading axis, which
 vectorises. A block of queries walks through the blocks of keys in its table (:mod:`prb_jax.trees.stream_tables`) and
 keeps a running maximum, sum and result. The mask is applied only to blocks that some query does not see completely.
-The
-loop bounds are data: one program serves all trees.
+The loop bounds are data: one program serves all trees.
 
 The backward pass is written by hand. It keeps the output and the logarithm of each query's softmax denominator. It
 walks through the same blocks and recomputes their weights, so it needs the memory of one block.

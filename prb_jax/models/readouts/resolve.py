@@ -67,8 +67,7 @@ def resolve_model(
     """Return the configuration of a model folder with its read-out.
 
     Candidates are, in this order: the row named by ``readout``; a row recognised only by the model's name; the first
-      row
-    with classes, tensors and fields of the folder; a ``*ForSequenceClassification``.
+    row with classes, tensors and fields of the folder; a ``*ForSequenceClassification``.
 
     Args:
       folder: Folder with ``config.json`` and weights.

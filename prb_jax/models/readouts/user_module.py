@@ -94,8 +94,8 @@ def open_module(module: Any, options: LoadOptions) -> UserModule:
       options: ``tokenizer`` (a folder, hub id or transformers tokenizer), ``mesh`` and ``chat_template``.
 
     Raises:
-      RunError: The object is not a module with this method, the tokenizer is missing, or an option belongs to the
-        module.
+      RunError: The object is not a module with this method, the tokenizer is missing, or an option is set that the
+        module decides.
       CheckpointError: The tokenizer cannot be used.
       MeshError: The mesh does not fit the devices.
     """
