@@ -1,17 +1,17 @@
-"""Keys and values of tokens already read, and the decoder run one token further.
+"""Caches of keys and values, and the decoder step for one more token.
 
-A *prefix cache* holds the prompt of each tree. It is taken from a packed stream in which the prompt was read, and only
-read from then on, by all samples of the tree. A *suffix cache* holds what each sample adds, in a fixed number of
-columns. A new token attends to both: the two attentions are merged by their maxima and sums (log-sum-exp), so neither
-is copied next to the other.
+A *prefix cache* contains the prompt of each tree. It is filled from a packed stream that contains the prompt, and is
+then only read, by all samples of the tree. A *suffix cache* contains the tokens that each sample adds, in a fixed
+number of columns. A new token attends to both. The two attentions are merged by their maxima and sums (log-sum-exp),
+so the caches are never concatenated.
 
-Recurrent layers keep states in place of keys and values: see :mod:`prb_jax.models.delta_cache`.
+Recurrent layers keep states instead of keys and values: see :mod:`prb_jax.models.delta_cache`.
 
-Caches are kept as one array a layer, and the layers are run one after another instead of by a scan: a scan would copy
-the weights and caches of a layer out of its stack for every token.
+Caches have one array per layer, and the layers run in a Python loop instead of a scan: a scan would copy the weights
+and caches of a layer out of the stack for every token.
 
-Letters: B trees, S samples of each, P prefix columns, M suffix columns, L layers, N heads, G kv heads, H head dim, D
-model. Of streams: S streams of N tokens, F prompts of each.
+Dimensions: B trees, S samples per tree, P prefix columns, M suffix columns, L layers, N heads, G kv heads, H head dim,
+D model. For streams: S streams of N tokens, F prompts per stream.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from prb_jax.trees.streams import StreamBatch
 
 Arrays = tuple[jax.Array, ...]
 
-_HIDDEN = -1e30  # below every score, and still a number: nothing is subtracted from minus infinity
+_HIDDEN = -1e30  # below every score but finite: subtracting minus infinity would give NaN
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PrefixCache:
-    """The prompts of B trees, right-aligned."""
+    """Prompts of B trees, right-aligned."""
 
-    keys: Arrays  # of each layer of attention [B, G, P, H], after the rotary embedding
+    keys: Arrays  # one array per attention layer [B, G, P, H], after the rotary embedding
     values: Arrays  # the same shapes
     lengths: jax.Array  # int32 [B], real tokens
-    recurrent: tuple[RecurrentPrefix, ...] = ()  # of each recurrent layer
+    recurrent: tuple[RecurrentPrefix, ...] = ()  # one per recurrent layer
 
     __repr__ = short_repr
 
     @property
     def columns(self) -> int:
-        """P."""
+        """P, the number of columns."""
         return self.keys[0].shape[2]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SuffixCache:
-    """What S samples of each tree added to it, left-aligned."""
+    """Tokens that S samples add to each tree, left-aligned."""
 
-    keys: Arrays  # of each layer of attention [B, S, G, M, H]
+    keys: Arrays  # one array per attention layer [B, S, G, M, H]
     values: Arrays
     lengths: jax.Array  # int32 [B, S], tokens written so far
-    recurrent: tuple[RecurrentSuffix, ...] = ()  # of each recurrent layer
+    recurrent: tuple[RecurrentSuffix, ...] = ()  # one per recurrent layer
 
     __repr__ = short_repr
 
@@ -82,11 +82,11 @@ class SuffixCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StreamCache:
-    """The tokens of S packed streams of N tokens, where they stand."""
+    """Keys and values of S packed streams of N tokens, in stream order."""
 
-    keys: jax.Array  # [L, S, N, G, H] of the layers of attention, after the rotary embedding
+    keys: jax.Array  # [L, S, N, G, H] of the attention layers, after the rotary embedding
     values: jax.Array  # the same shape
-    recurrent: EndStates | None = None  # of the recurrent layers, stacked on axis 0
+    recurrent: EndStates | None = None  # recurrent layers, stacked on axis 0
 
     __repr__ = short_repr
 
@@ -94,16 +94,16 @@ class StreamCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Moves:
-    """Which prompts of S streams go to which of B trees, at most F of each stream. int32 arrays.
+    """Assignment of prompts in S streams, at most F per stream, to B trees. All arrays are int32.
 
-    A mesh splits streams and trees into the same parts, and there are as many parts as streams: B / S trees follow each
-    other in one part, and take prompts of their part's stream only.
+    A mesh splits streams and trees into the same S parts, one stream each. A part contains B / S consecutive trees,
+    which take prompts only from its stream.
     """
 
-    places: np.ndarray | jax.Array  # [S, F, P], of the prompts' tokens, right-aligned; before them any places
-    lengths: np.ndarray | jax.Array  # [S, F], tokens of each prompt
-    trees: np.ndarray | jax.Array  # [S, F], numbers within the part; B / S for no tree
-    ends: np.ndarray | jax.Array  # [S, F], the number of each prompt among those that end in its stream
+    places: np.ndarray | jax.Array  # [S, F, P], tokens of the prompts, right-aligned; padding is arbitrary
+    lengths: np.ndarray | jax.Array  # [S, F], tokens per prompt
+    trees: np.ndarray | jax.Array  # [S, F], indices within the part; B / S for no tree
+    ends: np.ndarray | jax.Array  # [S, F], index of each prompt among the prompts that end in its stream
 
     __repr__ = short_repr
 
@@ -126,14 +126,14 @@ def empty_suffix(
 
 
 def _blank(config: DecoderConfig, shape: tuple[int, ...], dtype: jnp.dtype) -> tuple[Arrays, Arrays]:
-    """Keys and values of all layers of attention, each an array of its own: caches are donated."""
+    """Return keys and values of all attention layers, as separate arrays because caches are donated."""
     layers = range(config.layer_mixers.count(ATTENTION))
     keys, values = (tuple(jnp.zeros(shape, dtype) for _ in layers) for _ in range(2))
     return keys, values
 
 
 def _of_recurrent(config: DecoderConfig, make: Callable[[Recurrence], Any]) -> tuple[Any, ...]:
-    """Make arrays for each recurrent layer."""
+    """Create arrays for each recurrent layer."""
     sizes = config.recurrence
     return () if sizes is None else tuple(make(sizes) for _ in range(config.layer_mixers.count(RECURRENT)))
 
@@ -147,14 +147,14 @@ def read_stream(
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
 ) -> StreamCache:
-    """Read the prompts that are packed into streams; as :func:`prb_jax.models.readouts.score_tree.score_stream`."""
+    """Read prompts packed into streams; for arguments see :func:`prb_jax.models.readouts.score_tree.score_stream`."""
     decoder = bind(config, params)
     decoded = decode_stream_keeping(decoder, batch, dtype=dtype, mesh=mesh, lora_scale=lora_scale)
     return StreamCache(decoded.keys, decoded.values, decoded.recurrent)
 
 
 def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> PrefixCache:
-    """Return the prompts held, with prompts of streams in the place of some."""
+    """Return the prefix cache with some prompts replaced by prompts of streams."""
     places, lengths, trees = map(jnp.asarray, (moves.places, moves.lengths, moves.trees))
 
     def put(old: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -175,15 +175,15 @@ def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> Prefix
 
 
 def put_rows(old: jax.Array, new: jax.Array, trees: jax.Array) -> jax.Array:
-    """Return ``old`` [B, ...] with ``new`` [S, F, ...] in the rows of :class:`Moves` with these ``trees`` [S, F]."""
+    """Return ``old`` [B, ...] with ``new`` [S, F, ...] written to rows ``trees`` [S, F]; see :class:`Moves`."""
     of_parts = old.reshape(len(trees), -1, *old.shape[1:])
-    # Mapped over the parts, so that each device writes its own rows and none are gathered.
+    # Mapped over the parts: each device writes its rows, without a gather.
     put = jax.vmap(lambda rows, more, places: rows.at[places].set(more, mode="drop"))
     return put(of_parts, new, trees).reshape(old.shape)
 
 
 def layers_of(decoder: Decoder) -> tuple[nnx.State, ...]:
-    """Return the state of each layer, cut out of their stack: once for many tokens."""
+    """Return the state of each layer, sliced from the stack once for many tokens."""
     stacks = LayerStacks(decoder.layers)
     return tuple(stacks.at(number) for number in range(decoder.config.num_hidden_layers))
 
@@ -200,17 +200,17 @@ def extend(
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
 ) -> tuple[jax.Array, SuffixCache]:
-    """Run every sample one token further.
+    """Run the decoder on one more token per sample.
 
     Args:
-      params: for the embedding and the last norm.
-      layers: of :func:`layers_of`.
-      tokens: int32 [B, S], the next token of each sample.
-      prefix, suffix: what it follows; a full suffix (``lengths`` = M) is not written to.
-      config, dtype, mesh, lora_scale: as of :func:`read_stream`.
+      params: Parameters of the embedding and the last norm.
+      layers: Result of :func:`layers_of`.
+      tokens: Next token of each sample, int32 [B, S].
+      prefix, suffix: Caches of the earlier tokens; a full suffix (``lengths`` = M) is not written to.
+      config, dtype, mesh, lora_scale: Same as in :func:`read_stream`.
 
     Returns:
-      Normed states [B, S, D] in ``dtype``, and the suffix with the tokens in it.
+      Normed states [B, S, D] in ``dtype``, and the suffix with the new tokens.
     """
     tried = try_tokens(
         params, layers, tokens[..., None], suffix.lengths[..., None], prefix, suffix,
@@ -223,12 +223,12 @@ def extend(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tried:
-    """C tokens that may follow each sample, run without being written: a tree of one-token responses."""
+    """Candidate tokens, C per sample, run without being written to the caches: a tree of one-token responses."""
 
     states: jax.Array  # [B, S, C, D], before the last norm
-    keys: Arrays  # of each layer of attention [B, S, C, G, H]
+    keys: Arrays  # one array per attention layer [B, S, C, G, H]
     values: Arrays
-    recurrent: tuple[RecurrentSuffix, ...] = ()  # of each recurrent layer, with C as axis 2 and no columns
+    recurrent: tuple[RecurrentSuffix, ...] = ()  # one per recurrent layer, axis 2 = C, no columns
 
     __repr__ = short_repr
 
@@ -246,19 +246,19 @@ def try_tokens(
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
 ) -> Tried:
-    """Run C tokens of each sample, each as if it alone came next; the caches are only read.
+    """Run C candidate tokens per sample, each independent of the others; the caches are only read.
 
     Args:
-      params, layers, prefix, suffix, config, dtype, mesh, lora_scale: as of :func:`extend`.
-      tokens: int32 [B, S, C].
-      places: int32 [B, S, C], how many tokens of its sample each one follows, at most ``suffix.lengths``.
+      params, layers, prefix, suffix, config, dtype, mesh, lora_scale: Same as in :func:`extend`.
+      tokens: Candidate tokens, int32 [B, S, C].
+      places: Number of tokens of the sample that each candidate follows, at most ``suffix.lengths``, int32 [B, S, C].
     """
     split = constrainer(mesh)
     gather = gatherer(mesh)
     shape = tokens.shape
 
     def constrain(x: jax.Array, axes: Any) -> jax.Array:
-        # Samples of a tree stay together: the second axis is no axis of tokens here.
+        # The second axis contains samples instead of tokens, so it must not be sharded.
         return split(x, [None if axis == "tokens" else axis for axis in axes])
 
     decoder = bind(config, params)
@@ -270,7 +270,7 @@ def try_tokens(
     kept: dict[str, list[Any]] = {mixer: [] for mixer in config.layer_mixers}
     for number, state in enumerate(layers):
         slides, mixer = config.layer_windows[number], config.layer_mixers[number]
-        own = len(kept[mixer])  # the number of the layer among those of its mixer
+        own = len(kept[mixer])  # index of the layer among the layers of its mixer
         attend, recur = _attend, None
         if mixer == ATTENTION:
             attend = functools.partial(
@@ -304,14 +304,14 @@ def try_tokens(
 
 
 def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCache:
-    """Return the suffix with the tried token ``which`` int32 [B, S] of each sample in it."""
+    """Return the suffix with candidate token ``which`` int32 [B, S] of each sample appended."""
 
     def put(cache: jax.Array, token: jax.Array, place: jax.Array) -> jax.Array:
         return cache.at[:, place].set(token.astype(cache.dtype), mode="drop")
 
     def written(cache: jax.Array, new: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(new, which.reshape(*which.shape, *[1] * (new.ndim - 2)), axis=2)[:, :, 0]
-        # Mapped over B and S, not indexed by them: each device then writes its own rows, and none are gathered.
+        # Mapped over B and S instead of indexed: each device then writes its rows, without a gather.
         return jax.vmap(jax.vmap(put))(cache, chosen, suffix.lengths)
 
     return SuffixCache(
@@ -323,13 +323,13 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
 
 
 def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, counts: jax.Array) -> PrefixCache:
-    """Return the prompts with the first tokens of one sample of each behind them, which need not be read again.
+    """Append the first tokens of one sample to each prompt, so that they need not be read again.
 
     Args:
-      prefix: with room for them.
-      suffix: of the samples.
-      which: int32 [B], the sample.
-      counts: int32 [B], how many of its tokens; 0 leaves a prompt as it is.
+      prefix: Prompts, with room for the tokens.
+      suffix: Tokens of the samples.
+      which: Index of the sample, int32 [B].
+      counts: Number of its tokens, int32 [B]; 0 leaves a prompt unchanged.
     """
 
     def longer(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -361,23 +361,24 @@ def _attend(
     constrain: Constrain,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of C tokens a sample, each to the prefix, to its sample's suffix and to itself: [B, S * C, N, H].
+    """Return attention of C tokens per sample to the prefix, the sample's suffix and the token itself, [B, S * C, N,
+    H].
 
     Args:
-      q: [B, S * C, N, H], scaled; k and v [B, S * C, G, H] are the tokens' own.
-      prefix: keys and values [B, G, P, H] and lengths [B].
-      suffix: keys and values [B, S, G, M, H], and how many of them each token sees [B, S, C].
-      window: as of the layer.
-      softcap: scores s become ``softcap * tanh(s / softcap)``.
-      constrain: states how the queries are split over devices.
-      sinks: one more logit of each head [N] in its softmax.
+      q: Scaled queries [B, S * C, N, H]; k and v [B, S * C, G, H] belong to the same tokens.
+      prefix: Keys and values [B, G, P, H] and lengths [B].
+      suffix: Keys and values [B, S, G, M, H], and the number of them that each token sees [B, S, C].
+      window: Sliding window of the layer.
+      softcap: Scores s become ``softcap * tanh(s / softcap)``.
+      constrain: Function that sets the sharding of the queries.
+      sinks: Additional logit of each head [N] in its softmax.
     """
     (pk, pv, prefix_lengths), (sk, sv, lengths) = prefix, suffix
     heads, head_dim = q.shape[2:]
     trees, samples, tried = lengths.shape
     kv_heads, columns, places = k.shape[2], pk.shape[2], sk.shape[3]
     group = heads // kv_heads
-    # All tokens of a sample read the same caches, as if they were further heads: [B, S, G, C * group, H].
+    # All tokens of a sample read the same caches, so tokens act as further heads: [B, S, G, C * group, H].
     grouped = q.reshape(trees, samples, tried, kv_heads, group, head_dim).transpose(0, 1, 3, 2, 4, 5)
     flat = grouped.reshape(trees, samples, kv_heads, tried * group, head_dim)
     by_tree = flat.transpose(0, 2, 1, 3, 4).reshape(trees, kv_heads, samples * tried * group, head_dim)
@@ -385,7 +386,7 @@ def _attend(
     k, v = (x.reshape(trees, samples, tried, kv_heads, head_dim) for x in (k, v))
 
     capped = functools.partial(soft_capped, softcap=softcap)
-    # Of the prefix: [B, G, S, C, group, P]. Its last token stands one place before the suffix.
+    # Prefix scores: [B, G, S, C, group, P]. Its last token is one position before the suffix.
     column = jnp.arange(columns)
     seen = (column >= columns - prefix_lengths[:, None])[:, None, None]
     seen = jnp.broadcast_to(seen, (trees, samples, tried, columns))
@@ -395,7 +396,7 @@ def _attend(
     before = before.reshape(trees, kv_heads, samples, tried, group, columns)
     before = jnp.where(seen[:, None, :, :, None], before, _HIDDEN)
 
-    # Of the suffix: [B, S, G, C, group, M], and of the token itself: [B, S, G, C, group].
+    # Suffix scores: [B, S, G, C, group, M]; score of the token itself: [B, S, G, C, group].
     place = jnp.arange(places)
     written = place < lengths[..., None]
     if window is not None:
@@ -405,7 +406,7 @@ def _attend(
     added = jnp.where(written[:, :, None, :, None], added, _HIDDEN)
     own_scores = capped(float32_einsum("bsgcnh,bscgh->bsgcn", grouped, k))
 
-    # Merged: with the largest score m of all three, each part is a sum of exp(score - m) and of values times it.
+    # Merge the three parts: with the largest score m, each is a sum of exp(score - m) and of weighted values.
     def by_sample(x: jax.Array) -> jax.Array:
         return x.swapaxes(1, 2)  # [B, G, S, ...] to [B, S, G, ...] and back
 

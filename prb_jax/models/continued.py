@@ -1,10 +1,10 @@
-"""Score streams that begin behind tokens whose keys and values were kept (:mod:`prb_jax.trees.continued`).
+"""Scoring of streams that continue tokens with cached keys and values (:mod:`prb_jax.trees.continued`).
 
-For CPUs. A layer takes the tokens of a stream some at a time, as many times as there are tokens: what is padding costs
-nothing, whatever the length of the stream. Attention walks through blocks of the kept tokens where they lie, and then
-through those of the stream, as in :mod:`prb_jax.models.attention.walk`; the same products run here, forward only.
+For CPUs. A layer processes a stream in chunks up to its last real token, so padding costs nothing. Attention walks
+through blocks of the cached tokens in place, then through blocks of the stream. The products are the same as in
+:mod:`prb_jax.models.attention.walk`, forward only.
 
-Letters: N computed tokens, M of which are read, C kept tokens, L layers, G kv heads, H head dim.
+Dimensions: N computed tokens including M read tokens, C cached tokens, L layers, G kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
 from prb_jax.trees.stream_tables import BLOCK
 
 AT_A_TIME = 2 * BLOCK
-"""Tokens that a layer takes at a time: fewer would read its weights more often, more would compute more padding."""
+"""Tokens per chunk: fewer would read the weights more often, more would compute more padding."""
 
 Continued = tuple[jax.Array, jax.Array, jax.Array]
 """Rewards float32 [1, M], and keys [L, G, N, H] and values [L, G, H, N] of the computed tokens."""
@@ -45,7 +45,7 @@ ContinuedFn = Callable[[Params, ContinuedBatch], Continued]
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
-    """Return why no keys and values are kept for a model on these devices; None where they are."""
+    """Return why keys and values are not cached for a model on these devices; None if they are."""
     platform = mesh.devices.flat[0].platform
     if mesh.size > 1 or platform != "cpu" or attention.table != "blocks":
         return f"they are kept on a single CPU device; this mesh has {mesh.size} of {platform}"
@@ -69,23 +69,23 @@ def empty_page(config: DecoderConfig, dtype: jnp.dtype) -> Page:
 
 @functools.lru_cache(maxsize=16)
 def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) -> ContinuedFn:
-    """Return the jitted scorer of streams behind kept tokens: (params, batch) -> rewards, keys and values.
+    """Return the jitted scorer of streams after cached tokens: (params, batch) -> rewards, keys and values.
 
     Args:
-      config: architecture.
-      dtype: of activations.
-      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`.
+      config: Architecture.
+      dtype: Dtype of activations.
+      readout: Read-out; see :func:`prb_jax.models.readouts.rules.choose_readout`.
     """
     return jax.jit(functools.partial(_score, config=config, dtype=dtype, readout=readout))
 
 
 class _Table(NamedTuple):
-    """Which blocks of keys each block of queries walks through: first those that all its queries see."""
+    """Blocks of keys for each block of queries; blocks that all its queries see come first."""
 
-    ranks: jax.Array  # int32 [blocks, c], which of the computed tokens the queries are
+    ranks: jax.Array  # int32 [blocks, c], indices of the queries among the computed tokens
     positions: jax.Array  # int32 [blocks, c]
-    keys: jax.Array  # [blocks, (C + N) / BLOCK] numbers of blocks
-    counts: jax.Array  # [blocks, 2], how many are seen wholly, and how many partly
+    keys: jax.Array  # [blocks, (C + N) / BLOCK] indices of blocks
+    counts: jax.Array  # [blocks, 2], number of blocks seen completely, and number seen partly
 
 
 def _score(
@@ -125,7 +125,7 @@ def _score(
         )
 
     def run(number: Any, sliding: bool, rotated: Any, x: jax.Array) -> Any:
-        """Some tokens after others: what earlier ones left is there when later ones need it."""
+        """Run the layer chunk by chunk: later chunks need the keys and values of earlier ones."""
         of_layer = angles(sliding, rotated)
 
         def some(chunk: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -191,9 +191,9 @@ def _score(
 
 
 def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:
-    """Which blocks of keys the computed tokens with these ranks, int32 [blocks, c], walk through.
+    """Return the blocks of keys for the computed tokens with these ranks, int32 [blocks, c].
 
-    A block of keys that no query sees may be among those seen partly: they are compared one by one."""
+    The partly seen blocks may include blocks that no query sees, because their keys are masked one by one."""
     at = jnp.take(batch.positions[0], batch.positions.shape[1] - batch.tokens.shape[1] + ranks)
     first, last = ranks.min(axis=1)[:, None], ranks.max(axis=1)[:, None]
     since, until, positions = (
@@ -220,21 +220,21 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> jax.Array:
-    """Attention of queries to kept tokens and to those of the stream: [1, blocks * c, heads, H] in q's dtype.
+    """Return attention of queries to cached and stream tokens, [1, blocks * c, heads, H] in q's dtype.
 
     Args:
-      q: [1, blocks * c, heads, H], scaled: those of the table.
-      keys: [G, N, H] of the stream, as far as they are there.
-      values: [G, H, N].
-      batch: with what was kept of this layer.
-      layer: its number.
-      table: which blocks of keys they walk through.
-      window: of the layer.
-      softcap: scores s become ``softcap * tanh(s / softcap)``.
+      q: Scaled queries of the table [1, blocks * c, heads, H].
+      keys: Keys of the stream computed so far [G, N, H].
+      values: Values of the stream [G, H, N].
+      batch: Batch with the cached keys and values.
+      layer: Index of the layer.
+      table: Blocks of keys for each block of queries.
+      window: Sliding window of the layer.
+      softcap: Scores s become ``softcap * tanh(s / softcap)``.
     """
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
-    together = divisor(heads // keys.shape[0], HEADS)  # query heads that share their keys
+    together = divisor(heads // keys.shape[0], HEADS)  # query heads that share a kv head
     runs = heads // together
     queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
     queries = queries.reshape(runs, blocks, size, width * together)
@@ -249,7 +249,7 @@ def _attend(
             rank, at = (jnp.repeat(x, together) for x in (own.ranks, own.positions))
 
             def pair(number: jax.Array) -> tuple[jax.Array, jax.Array]:
-                """Keys [BLOCK, H] and values [H, BLOCK] of a block."""
+                """Return keys [BLOCK, H] and values [H, BLOCK] of a block."""
 
                 def old() -> tuple[jax.Array, jax.Array]:
                     place = number, layer, head, 0, 0
@@ -286,7 +286,7 @@ def _attend(
                 return higher, total * fading + weights.sum(axis=0), result
 
             rows = query.shape[1]
-            # Above a masked score, so that a row that sees nothing of a block gives it no weight.
+            # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
             carry = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((size, rows))
             whole, partly = own.counts[0], own.counts[1]
             carry = lax.fori_loop(0, whole, functools.partial(step, masked=False), carry)

@@ -1,9 +1,10 @@
-"""One decoder for every supported family, run by configuration, over packed streams.
+"""One configurable decoder for every supported family, over packed streams.
 
-The body is a module; around it everything is a pure function under ``jax.jit``. All layers are stacked on a leading
-axis and run by ``jax.lax.scan`` with one layer in its body, so compile time does not grow with depth.
+The body is a module, called from pure functions under ``jax.jit``. All layers are stacked on a leading axis and run by
+``jax.lax.scan`` with one layer in its body, so compile time does not grow with depth.
 
-Letters: S streams of N tokens, M of which are read, L layers, G kv heads, H head dim, D model, F mlp, V vocabulary.
+Dimensions: S streams of N tokens including M read tokens, L layers, G kv heads, H head dim, D model, F mlp, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -42,34 +43,34 @@ from prb_jax.seams import get
 from prb_jax.trees.streams import StreamBatch
 
 Params = dict[str, Any]
-"""The arrays of a model: its split state as a nested dict."""
+"""Arrays of a model: its split state as a nested dict."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """A forward pass with all that later tokens need of it."""
+    """Result of a forward pass, with the keys, values and states that later tokens need."""
 
     states: jax.Array  # [S, N, D], final hidden states before the last norm
-    keys: jax.Array  # [L, S, N, G, H] of every layer of attention, after the rotary embedding
+    keys: jax.Array  # [L, S, N, G, H] of every attention layer, after the rotary embedding
     values: jax.Array  # the same shape
     recurrent: Any = (
-        None  # what :func:`prb_jax.models.delta_layer.mix` keeps of recurrent layers, stacked on axis 0
+        None  # states of recurrent layers from :func:`prb_jax.models.delta_layer.mix`, stacked on axis 0
     )
 
 
 class Decoder(Declaring):
-    """The body of a decoder. The layers are one module whose parameters are stacked on axis 0, matrices [L, in, out].
+    """Body of a decoder. The layers are one module with parameters stacked on axis 0, matrices [L, in, out].
 
     Args:
-        config: architecture.
-        rngs: for random weights: matrices have variance 1 / inputs.
-        dtype: of the parameters.
+        config: Architecture.
+        rngs: Generators for random weights; matrices have variance 1 / inputs.
+        dtype: Dtype of the parameters.
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
         self.config = config
-        # Scaled embeddings (Gemma) are small so that the residual stream starts at size one everywhere.
+        # Scaled embeddings (Gemma) start small, so the residual stream has unit size in every family.
         scale = 1.0 / (config.embedding_scale or 1.0)
         size = (config.vocab_size, config.hidden_size)
         self.embed = drawn(
@@ -98,14 +99,14 @@ class Decoder(Declaring):
         self.close()
 
     def rows(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        """Rows of the embedding for tokens int32 [B, T], before Gemma's factor: [B, T, D] in ``dtype``."""
+        """Return the embeddings of tokens int32 [B, T], before Gemma's factor, [B, T, D] in ``dtype``."""
         return jnp.take(self.embed[...], tokens, axis=0).astype(dtype)
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """x times the factor that Gemma's embeddings have; x itself in other families."""
+        """Return x times Gemma's embedding factor; x unchanged in other families."""
         if self.config.embedding_scale is None:
             return x
-        # The factor is rounded to the activations' dtype, as Gemma was trained.
+        # Gemma was trained with the factor rounded to the activations' dtype.
         return x * jnp.asarray(self.config.embedding_scale, x.dtype)
 
     def normed(self, states: jax.Array) -> jax.Array:
@@ -121,16 +122,16 @@ def decode_stream(
     loads: list[jax.Array] | None = None,
     **options: Any,
 ) -> jax.Array:
-    """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
+    """Return the final hidden states of packed streams, before the last norm, in ``dtype``.
 
-    Arguments as of :func:`prb_jax.models.readouts.score_tree.score_stream`, and
+    For further arguments see :func:`prb_jax.models.readouts.score_tree.score_stream`.
 
     Args:
-        reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
-            alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
-            tokens.
-        loads: of a mixture of experts, a list that gains the number of real tokens that each expert got, float32
-            [L, E], layers by mixer; without a last layer that computes read places only, if there are others.
+        reads_only: If True, return the states at the read positions [S, M, D]; otherwise the states of all tokens [S,
+          N, D]. With True, the last layer computes queries, attention and mlp only at the read positions, except when
+          gradients go through several layers on accelerators.
+        loads: List that receives the number of real tokens of each expert of a mixture, float32 [L, E], layers ordered
+          by mixer. A last layer that computes only read positions is omitted, unless it is the only layer.
     """
     states, _, counted = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
     if loads is not None:
@@ -140,8 +141,8 @@ def decode_stream(
 
 
 def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
-    """As :func:`decode_stream` of all tokens, with the keys and values of every layer, and recurrent states at the
-    `ends` of the batch."""
+    """Return the result of :func:`decode_stream` for all tokens, with keys and values of every layer and recurrent
+    states at the `ends` of the batch."""
     states, kept, _ = _decode(decoder, batch, reads_only=False, keep=True, **options)
     keys, values = kept.get(ATTENTION, (None, None))
     return Decoded(states, keys, values, kept.get(RECURRENT))
@@ -179,7 +180,7 @@ def _decode(
     angles = angles_of_layers(config, positions)
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
-        window = None  # no two tokens that see each other are that far apart
+        window = None  # the window exceeds the distance between any two tokens that see each other
     stacks = LayerStacks(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
     kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
@@ -230,15 +231,15 @@ def _decode(
 
         return rematerialised(layer, remat, gathers=gathers)(x, (state, kinds[number]))
 
-    # Of several layers the last one, taken out of the stack, would cost a copy of the stack's gradient, for which
-    # accelerators have no room.
+    # Slicing the last of several layers from the stack would copy the stack's gradient, which does not fit into the
+    # memory of accelerators.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
         x, kept = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
         x = x if places is None else take_places(x, places)
         return x, {mixer: of_mixer for mixer, (of_mixer, _) in kept.items()}, _loads_of(kept)
 
-    # Without its last layer the stack would be a copy of it, so it is read through indices.
+    # Slicing off the last layer would copy the whole stack, so layers are read through indices.
     count = config.num_hidden_layers - 1
     x, kept = stacks.scan(body, x, count=count, indexed=not differentiated)
 
@@ -254,13 +255,14 @@ def _decode(
 
 
 def _loads_of(kept: Kept) -> jax.Array | None:
-    """Loads of experts [L, E] among what layers return, those of one mixer after those of another; None for none."""
+    """Return the loads of experts [L, E] among the results of layers, ordered by mixer; None without experts."""
     loads = [counted for _, counted in kept.values() if counted is not None]
     return jnp.concatenate(loads) if loads else None
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:
-    """x [S, N, D] with the first tokens of every conversation replaced by those rows of prompts that their ids name."""
+    """Return x [S, N, D] with the first tokens of every conversation replaced by the rows of prompts that their ids
+    select."""
     positions = jnp.asarray(batch.positions)
     within = jnp.minimum(positions, prompts.shape[1] - 1)
     rows = jnp.minimum(jnp.asarray(batch.tokens), prompts.shape[0] - 1)

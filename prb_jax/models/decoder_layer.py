@@ -1,6 +1,6 @@
-"""One layer of the decoder as a module, and what stands around it in every program that runs layers.
+"""One decoder layer as a module, and functions shared by all programs that run layers.
 
-Letters as in :mod:`prb_jax.models.decoder`.
+For the dimensions see :mod:`prb_jax.models.decoder`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from prb_jax.platform.sharding import RULES, Constrain, partition_spec
 from prb_jax.seams import get
 
 GATHERED = "gathered_weights"
-"""The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""
+"""Name of the gathered weights of a layer: a backward pass gathers them again instead of keeping them."""
 
 _USES: dict[str, Any] = {"turned": True, "adaptable": True, "quantisable": True}
-"""What may be done with the matrices of a layer."""
+"""Operations on the matrices of a layer."""
 
 
 def norm_of(config: DecoderConfig, x: jax.Array, weight: nnx.Variable[jax.Array]) -> jax.Array:
-    """Apply a root-mean-square norm as the family has it."""
+    """Apply the family's root-mean-square norm."""
     kind = {"plus_one": config.norm_plus_one, "scale_after_cast": config.norm_scale_after_cast}
     return rms_norm(x, weight[...], eps=config.rms_norm_eps, **kind)
 
 
 def norm_weight(config: DecoderConfig, size: int, *, hf: str, dtype: DTypeLike) -> nnx.Param:
-    """Declare the weight of a norm that changes no scale at first."""
+    """Declare the weight of a norm, initialised so that the norm does not change the scale."""
     start = jnp.full((size,), 0.0 if config.norm_plus_one else 1.0, dtype)
     return parameter(start, axes=(None,), hf=f"{hf}.weight")
 
 
 Angles = tuple[jax.Array, jax.Array]
-"""Cosines and sines of the rotary embedding, float32 [B, T, R / 2] for R rotated channels."""
+"""Cosines and sines of the rotary embedding, float32 [B, T, R / 2], for R rotated channels."""
 
 
 def angles_of_layers(
@@ -60,7 +60,7 @@ def angles_of_layers(
     """Compute the angles for tokens at these positions, int32 [B, T], once for all layers.
 
     Returns:
-        A function of whether a layer slides, and whether it rotates: angles of its queries and of its keys.
+        Function (layer slides, layer rotates) -> angles of its queries and of its keys.
     """
     full, sliding = config.rope
     of_full = rotary_angles(positions, full)
@@ -80,43 +80,42 @@ def angles_of_layers(
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """What a layer needs besides its input."""
+    """Inputs of a layer besides its activations."""
 
     query_angles: Angles
     key_angles: Angles
     attend: Attention
     constrain: Constrain
     recur: Callable[..., Any] | None = None
-    """What :func:`prb_jax.models.delta_layer.mix` needs of the tokens before; None for a model without such layers."""
-    lora_scale: float = 1.0  # multiplies the updates of adapters
-    places: jax.Array | None = None  # [B, K]: queries, attention and mlp are computed at these tokens only
+    """Data on earlier tokens for :func:`prb_jax.models.delta_layer.mix`; None for a model without recurrent layers."""
+    lora_scale: float = 1.0  # scale of adapter updates
+    places: jax.Array | None = (
+        None  # [B, K]: tokens at which queries, attention and mlp are computed; None for all
+    )
     mesh: Mesh | None = None
-    splits_tokens: bool = True  # tokens are split over the axis `sequence`, unless they are taken at places
-    # loads, real: a mixture of experts appends the number of real tokens, by this mask [B, T] or [B, K], of each expert
+    splits_tokens: bool = True  # tokens are sharded over the axis `sequence`, unless `places` selects tokens
+    # loads, real: a mixture of experts appends each expert's number of tokens in the mask `real` [B, T] or [B, K]
     loads: list[jax.Array] | None = None
     real: jax.Array | None = None
 
     @property
     def line(self) -> str | None:
-        """Logical axis of the tokens of activations."""
+        """Logical axis of the activations' tokens."""
         return "tokens" if self.splits_tokens and self.places is None else None
 
 
 class DecoderLayer(Declaring):
-    """A mixer of tokens and a gated mlp, or a mixture of experts, each behind a norm and beside a residual connection.
+    """A token mixer and a gated mlp or mixture of experts, each with a norm before it and a residual connection.
 
-    The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`.
-
-    Adapters and the scales of quantised matrices are further attributes:
-    see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`. A family of a plug-in may name a subclass
-    with another mlp as its `layer`.
+    The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`. Adapters and scales of
+    quantised matrices are further attributes: see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
+    The family of a plug-in may name a subclass with another mlp as its `layer`.
     """
 
     mixer: str
-    """How this layer mixes tokens, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
-    router: nnx.Param[
-        jax.Array
-    ]  # this and the next two of a mixture of experts (:mod:`prb_jax.models.experts`)
+    """Mixer of this layer, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
+    # Only in a mixture of experts (:mod:`prb_jax.models.experts`):
+    router: nnx.Param[jax.Array]
     router_bias: nnx.Param[jax.Array]
     shared_router: nnx.Param[jax.Array]
 
@@ -128,7 +127,8 @@ class DecoderLayer(Declaring):
         dtype: DTypeLike,
         parts: tuple[str | None, ...] | None = None,
     ) -> None:
-        """Declare the parameters of a layer, or only those of some mixers, and with None those of every layer."""
+        """Declare the parameters of a layer; `mixers` selects mixers, and None among them the parameters of every
+        layer."""
         self.config, self.mixer = config, config.layer_mixers[0]
         parts = (None, *config.layer_mixers) if parts is None else parts
         width, head_dim = config.hidden_size, config.head_dim
@@ -181,17 +181,17 @@ class DecoderLayer(Declaring):
         fused: str = "",
         **outputs: int,
     ) -> None:
-        """Declare matrices of one input, which a file holds one by one or one after the other in one tensor.
+        """Declare matrices with a common input, which a file stores separately or concatenated in one tensor.
 
         Args:
-            module: module of a layer in the file, e.g. ``mlp``; the matrix ``up`` is its ``up_proj``.
-            axes: logical axes of inputs and outputs.
-            inputs: number of inputs.
-            rngs: for random weights.
-            dtype: of the parameters.
-            biased: each matrix has a bias.
-            fused: name of the tensor that holds all of them, in families that have one.
-            outputs: number of outputs of each matrix by its name.
+            module: Module of a layer in the file, e.g. ``mlp``; the matrix ``up`` is its ``up_proj``.
+            axes: Logical axes of inputs and outputs.
+            inputs: Number of inputs.
+            rngs: Generators for random weights.
+            dtype: Dtype of the parameters.
+            biased: If True, each matrix has a bias.
+            fused: Name of the tensor that contains all matrices, in families that have one.
+            outputs: Number of outputs of each matrix by name.
         """
         places = places_in_tensor(outputs) if fused in self.config.fused else {}
         for name, size in outputs.items():
@@ -204,7 +204,7 @@ class DecoderLayer(Declaring):
                 setattr(self, f"{name}_bias", bias)
 
     def declare_mlp(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        """Declare the matrices of the mlp; the layer of a plug-in may have others."""
+        """Declare the matrices of the mlp; a plug-in's layer may declare others."""
         config = self.config
         kinds: Any = {"rngs": rngs, "dtype": dtype, "biased": config.mlp_bias}
         width, mlp = config.hidden_size, config.intermediate_size
@@ -212,16 +212,16 @@ class DecoderLayer(Declaring):
         self.declare_linear("mlp", ("mlp", "model"), mlp, down=width, **kinds)
 
     def run_mlp(self, x: jax.Array, project: Callable[[str, jax.Array], jax.Array]) -> jax.Array:
-        """Return the mlp of x [B, T, D], of the same shape.
+        """Apply the mlp to x [B, T, D]; the result has the same shape.
 
         Args:
-            x: input, after its norm.
-            project: takes the name of a matrix and its input, and returns the product with adapter and bias.
+            x: Input, after its norm.
+            project: Function (name of a matrix, input) -> product, with adapter and bias.
         """
         return project("down", gated(project("gate", x), project("up", x), self.config.hidden_activation))
 
     def _gated_queries(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        """Declare queries and their gate, which a file holds in one tensor: of each head its query, then its gate."""
+        """Declare queries and their gate, which a file stores in one tensor: query, then gate, for each head."""
         config, size = self.config, self.config.head_dim
         heads = config.num_attention_heads
         for name, stored in places_in_tensor(
@@ -236,8 +236,8 @@ class DecoderLayer(Declaring):
                 setattr(self, f"{name}_bias", bias)
 
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
-        """Return x [..., I] through the matrix ``name`` and its bias, [..., O] in x's dtype; ``scale`` multiplies the
-        update of an adapter."""
+        """Apply the matrix ``name`` and its bias to x [..., I]: [..., O] in x's dtype; ``scale`` multiplies the update
+        of an adapter."""
         if self.projection:
             return get("projections", self.projection).value(self, name, x, scale=scale)
         bias = getattr(self, f"{name}_bias", None)
@@ -245,15 +245,15 @@ class DecoderLayer(Declaring):
         return checkpoint_name(out, PROJECTED)
 
     def normed(self, name: str, x: jax.Array) -> jax.Array:
-        """Return x [..., I] after the norm ``name``; x itself in families without it."""
+        """Apply the norm ``name`` to x [..., I]; return x unchanged in families without this norm."""
         weight = getattr(self, name, None)
         return x if weight is None else norm_of(self.config, x, weight)
 
     def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, Any]:
-        """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
+        """Run the layer on x [B, T, D]: [B, T, D], or [B, K, D] at the places of the context.
 
         Returns:
-            The states, and what later tokens need of the mixer: of attention keys and values [B, T, G, H].
+            The states, and the mixer's data for later tokens; for attention, keys and values [B, T, G, H].
         """
         config, constrain, places, line = self.config, context.constrain, context.places, context.line
         project = functools.partial(self.project, scale=context.lora_scale)
@@ -275,8 +275,8 @@ class DecoderLayer(Declaring):
         return constrain(x + y, ("batch", line, None)), kept
 
     def attend(self, y: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Softmax attention of y [B, T, D], normed: [B, T, D], or [B, K, D] at the places of the context; and keys and
-        values [B, T, G, H]."""
+        """Apply softmax attention to normed y [B, T, D]: [B, T, D], or [B, K, D] at the places of the context; and
+        keys and values [B, T, G, H]."""
         config, constrain, places, line = self.config, context.constrain, context.places, context.line
         project = functools.partial(self.project, scale=context.lora_scale)
 
@@ -306,16 +306,16 @@ class DecoderLayer(Declaring):
 
 
 def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
-    """A layer's body that keeps less for its backward pass, and computes the same.
+    """Return an equivalent layer body that keeps less for its backward pass.
 
     Args:
-        body: of the scan over layers.
-        policy: ``none`` keeps all that derivatives need; ``dots`` the results of projections and of
-            attention; ``full`` nothing but the layer's input.
-        gathers: the body brings weights together that are split over devices; no policy keeps them whole.
+        body: Body of the scan over layers.
+        policy: ``none`` keeps everything that derivatives need; ``dots`` keeps the results of projections and of
+          attention; ``full`` keeps only the layer's input.
+        gathers: If True, the body gathers weights that are sharded over devices; no policy keeps the gathered weights.
 
     Raises:
-        ValueError: an unknown policy.
+        ValueError: The policy is unknown.
     """
     policies = jax.checkpoint_policies
     kept = {
@@ -331,16 +331,16 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
 
 
 def splits_weights(mesh: Mesh | None) -> bool:
-    """Whether matrices are split over axes on which the trees, or their tokens, are."""
+    """Return True if matrices are sharded over the axes of the trees or of their tokens."""
     return mesh is not None and math.prod(mesh.shape[name] for name in RULES["model"] or ()) > 1
 
 
 def gatherer(mesh: Mesh | None) -> Callable[[nnx.State], nnx.State]:
-    """A function of one layer's state that brings the ``model`` axis of its weights together on every device.
+    """Return a function that gathers the ``model`` axis of one layer's weights on every device.
 
-    Left to itself the compiler may split a product instead, and then moves the same bytes in many small steps and keeps
-    more of them. Gradients go the other way: each device keeps the sum of its own part. Without a mesh, or where
-    nothing is split, it changes nothing.
+    Otherwise the compiler may split a product, which moves the same bytes in many small steps and keeps more of them.
+    Gradients are reduced and scattered: each device keeps the sum of its part. Without a mesh or sharded weights, the
+    function changes nothing.
     """
     if mesh is None or not splits_weights(mesh):
         return lambda state: state

@@ -1,14 +1,14 @@
-"""Recurrent layers beside caches of keys and values: the state of each prompt, and what samples add to it.
+"""Caches of recurrent layers: the state of each prompt, and the updates of samples.
 
-A prompt is one state, shared by all of its samples. A sample keeps the updates k d^T of its tokens and their running
-decay, in the columns of a suffix cache, in place of a state of its own:
+A prompt is one state, shared by all of its samples. Instead of a separate state, a sample keeps the updates k d^T of
+its tokens and their running decay in the columns of a suffix cache:
 
     S_t = exp(G_t) S_0 + sum over m <= t of exp(G_t - G_m) k_m d_m^T
 
-So tokens may follow any place of a sample, as they do in attention, and the state of a prompt is read once for all of
-its samples.
+Tokens may therefore follow any position of a sample, as in attention, and the state of a prompt is read once for all
+of its samples.
 
-Letters as in :mod:`prb_jax.models.delta_rule`; B trees, S samples, C tokens tried of each, M suffix columns.
+Dimensions as in :mod:`prb_jax.models.delta_rule`; B trees, S samples, C candidate tokens each, M suffix columns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ Arrays = tuple[jax.Array, ...]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentPrefix:
-    """The prompts of B trees in one layer."""
+    """Prompts of B trees in one layer."""
 
     states: jax.Array  # float32 [B, H, dk, dv]
-    windows: Arrays  # of q, k and v [B, channels, K - 1], the last inputs of the convolution, nearest last
+    windows: (
+        Arrays  # for q, k and v [B, channels, K - 1], the last inputs of the convolution, most recent last
+    )
 
     __repr__ = short_repr
 
@@ -42,9 +44,9 @@ class RecurrentPrefix:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentSuffix:
-    """What S samples of each tree added in one layer."""
+    """Updates of S samples per tree in one layer."""
 
-    inputs: Arrays  # of q, k and v [B, S, channels, M], inputs of the convolution
+    inputs: Arrays  # for q, k and v [B, S, channels, M], inputs of the convolution
     keys: jax.Array  # float32 [B, S, J, M, dk]
     updates: jax.Array  # float32 [B, S, H, M, dv], d of each token
     decays: jax.Array  # float32 [B, S, H, M], running sums of log-decays from the end of the prompt
@@ -62,7 +64,7 @@ def empty_prefix(sizes: Recurrence, *, trees: int, dtype: jnp.dtype) -> Recurren
 def empty_suffix(
     sizes: Recurrence, *, trees: int, samples: int, columns: int, dtype: jnp.dtype
 ) -> RecurrentSuffix:
-    """Return the updates of samples without a token."""
+    """Return the updates of empty samples."""
     rows = (trees, samples)
     return RecurrentSuffix(
         tuple(jnp.zeros((*rows, width, columns), dtype) for width in sizes.widths.values()),
@@ -73,9 +75,9 @@ def empty_suffix(
 
 
 def prefix_at_ends(read: EndStates, ends: jax.Array, lengths: jax.Array) -> RecurrentPrefix:
-    """Return the states of prompts int32 [S, F], by the numbers of their ends among those of their stream: [S, F, ...].
+    """Return the states [S, F, ...] of prompts with these end indices, int32 [S, F], in their streams.
 
-    A prompt of no tokens, by its length, has a state of zeros.
+    A prompt of length 0 has a state of zeros.
     """
 
     def taken(leaf: jax.Array) -> jax.Array:
@@ -96,17 +98,17 @@ def over_caches(
     suffix: RecurrentSuffix,
     places: jax.Array,
 ) -> tuple[jax.Array, RecurrentSuffix]:
-    """Run C tokens of each sample, each as if it alone came next.
+    """Run C candidate tokens per sample, each independent of the others.
 
     Args:
-      inputs: q, k and v [B, S * C, channels].
-      g, beta: float32 [B, S * C, H].
-      taps, sizes: as of :func:`prb_jax.models.delta_layer.over_stream`.
-      prefix, suffix: what the tokens follow.
-      places: int32 [B, S, C], how many tokens of its sample each one follows.
+      inputs: Inputs q, k and v [B, S * C, channels].
+      g, beta: Log-decays and strengths, float32 [B, S * C, H].
+      taps, sizes: Same as in :func:`prb_jax.models.delta_layer.over_stream`.
+      prefix, suffix: Caches of the earlier tokens.
+      places: Number of tokens of the sample that each candidate follows, int32 [B, S, C].
 
     Returns:
-      float32 [B, S * C, H * dv]; and what each token adds, with C in the place of columns, as axis 2.
+      Outputs float32 [B, S * C, H * dv], and the update of each token, with axis 2 = C instead of columns.
     """
     rows = places.shape
     inputs = tuple(x.reshape(*rows, -1) for x in inputs)
@@ -130,7 +132,7 @@ def over_caches(
     v = v.reshape(*rows, -1, sizes.value_dim)
     shared = sizes.value_heads // sizes.key_heads
 
-    # Running decay before each token, and up to it: [B, S, C, H].
+    # Running decay before and including each token: [B, S, C, H].
     last = jnp.clip(places - 1, 0, suffix.decays.shape[3] - 1)[:, :, None]
     before = jnp.take_along_axis(suffix.decays, last, axis=3).swapaxes(2, 3)
     total = jnp.where(places[..., None] > 0, before, 0.0) + g
@@ -139,7 +141,7 @@ def over_caches(
     fading = jnp.exp(fading)  # [B, S, C, H, M]
 
     def seen(x: jax.Array) -> jax.Array:
-        """x [B, S, C, J, dk] times the state, faded to this token: [B, S, C, H, dv]."""
+        """Multiply x [B, S, C, J, dk] by the state decayed to this token: [B, S, C, H, dv]."""
         wide = jnp.repeat(x, shared, axis=3)
         of_prompt = float32_einsum("bschd,bhdv->bschv", wide, prefix.states) * jnp.exp(total)[..., None]
         weights = jnp.repeat(float32_einsum("bscjd,bsjmd->bscjm", x, suffix.keys), shared, axis=3) * fading
@@ -154,7 +156,8 @@ def over_caches(
 def longer_prefix(
     prefix: RecurrentPrefix, suffix: RecurrentSuffix, which: jax.Array, counts: jax.Array
 ) -> RecurrentPrefix:
-    """Return the states of prompts with the first ``counts`` int32 [B] tokens of the sample ``which`` int32 [B]."""
+    """Return the states of prompts after appending the first ``counts`` int32 [B] tokens of sample ``which`` int32
+    [B]."""
 
     def of_sample(leaf: jax.Array) -> jax.Array:
         return jnp.take_along_axis(leaf, which.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]

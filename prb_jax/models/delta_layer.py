@@ -1,10 +1,9 @@
-"""The recurrent mixer of a layer, the gated delta net of Qwen 3.5 and Qwen3-Next: its parameters, and how it runs.
+"""Recurrent mixer of a layer: parameters and computation of the gated delta net of Qwen 3.5 and Qwen3-Next.
 
-Queries, keys and values go through a causal convolution over the last K tokens of their conversation and SiLU, and then
-through the gated delta rule (:mod:`prb_jax.models.delta_rule`). Both are computed in float32, whatever the rest runs
-in.
+Queries, keys and values pass through a causal convolution over the last K tokens of their conversation and SiLU, then
+through the gated delta rule (:mod:`prb_jax.models.delta_rule`). Both are always computed in float32.
 
-Letters as in :mod:`prb_jax.models.delta_rule`; S streams of N tokens, F prompts that end in each.
+Dimensions as in :mod:`prb_jax.models.delta_rule`; S streams of N tokens, F prompts that end in each stream.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from prb_jax.trees.streams import StreamBatch
 def declare(
     layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rngs, mixer: str, dtype: Any, **uses: Any
 ) -> None:
-    """Declare the parameters of the mixer as attributes of a layer, which begin with ``delta_``."""
+    """Declare the parameters of the mixer as attributes of a layer with the prefix ``delta_``."""
     sizes = config.recurrence
     assert sizes is not None
     width, of_taps = config.hidden_size, sizes.widths
@@ -55,7 +54,7 @@ def declare(
     for names in ("qkvz", "ba") if sizes.grouped else ("qkv", "z", "b", "a"):
         places = places_in_tensor({name: widths[name] for name in names}, groups=groups)
         for name in names:
-            # Few channels, which decide how long a state lasts: b and a stay in their dtype.
+            # b and a are not quantised: they have few channels and determine how long a state lasts.
             kept = {"quantisable": False} if name in "ba" else {}
             stored = places[name] if len(names) > 1 else {}
             matrix(name, f"in_proj_{names}", width, widths[name], **kept, **stored)
@@ -75,10 +74,10 @@ def declare(
 
 
 def mix(layer: DecoderLayer, y: jax.Array, context: LayerContext) -> tuple[jax.Array, Any]:
-    """Mix tokens y [B, T, D], normed.
+    """Mix normed tokens y [B, T, D].
 
     Returns:
-        [B, T, D], or [B, K, D] at the places of the context; and what `recur` of the context keeps of the tokens.
+        [B, T, D], or [B, K, D] at the places of the context; and the states that `recur` of the context keeps.
     """
     sizes, places = layer.config.recurrence, context.places
     assert sizes is not None
@@ -97,7 +96,7 @@ def mix(layer: DecoderLayer, y: jax.Array, context: LayerContext) -> tuple[jax.A
     if places is not None:
         mixed, y = take_places(mixed, places), take_places(y, places)
     mixed = mixed.astype(y.dtype).reshape(*mixed.shape[:2], -1, sizes.value_dim)
-    # The weight of this norm is not centred, unlike that of the others.
+    # The weight of this norm is not centred, unlike the weights of other norms.
     normed = rms_norm(
         mixed, held("norm"), eps=layer.config.rms_norm_eps, plus_one=False, scale_after_cast=True
     ).reshape(*y.shape[:2], -1)
@@ -108,12 +107,12 @@ def mix(layer: DecoderLayer, y: jax.Array, context: LayerContext) -> tuple[jax.A
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EndStates:
-    """What later tokens need of the conversations that end in streams, of one layer."""
+    """States of one layer at the ends of conversations in streams, for later tokens."""
 
     states: jax.Array  # float32 [S, F, H, dk, dv], after the last token
     windows: tuple[
         jax.Array, ...
-    ]  # of q, k and v [S, F, channels, K - 1], the inputs of the convolution, nearest last
+    ]  # for q, k and v [S, F, channels, K - 1], inputs of the convolution, most recent last
 
     __repr__ = short_repr
 
@@ -132,16 +131,16 @@ def over_stream(
     """Run the convolution and the recurrence over packed streams; each device computes its streams and heads.
 
     Args:
-        inputs: q, k and v [S, N, channels].
-        g, beta: float32 [S, N, H].
-        taps: of q, k and v float32 [K, channels], of the nearest token last.
-        sizes: of the layer.
-        batch: the streams, with their chunks.
-        mesh: over which streams and heads are split; a `sequence` axis computes every stream whole.
-        keep: return the states at the `ends` of the batch.
+        inputs: Inputs q, k and v [S, N, channels].
+        g, beta: Log-decays and strengths, float32 [S, N, H].
+        taps: Taps for q, k and v, float32 [K, channels], most recent token last.
+        sizes: Sizes of the layer.
+        batch: Streams with their chunks.
+        mesh: Mesh that splits streams and heads; a `sequence` axis does not split streams.
+        keep: If True, also return the states at the `ends` of the batch.
 
     Returns:
-        float32 [S, N, H * dv].
+        Outputs float32 [S, N, H * dv].
     """
     if batch.chunks is None:
         raise ValueError("these streams have no chunks for recurrent layers")
@@ -166,7 +165,7 @@ def over_stream(
         mesh=mesh,
         in_specs=((split, split, split, of_stream, of_stream), PartitionSpec(None, heads)),
         out_specs=split,
-        check_vma=False,  # solvers of triangular systems do not say over which axes their results vary
+        check_vma=False,  # triangular solvers do not declare the axes over which their results vary
     )(arrays, taps)
 
 
@@ -181,7 +180,7 @@ def _one_stream(
     sizes: Recurrence,
     keep: bool,
 ) -> tuple[jax.Array, EndStates | None]:
-    """Run one stream, whose arrays have no axis of streams."""
+    """Run one stream; arrays have no stream axis."""
     chunks, size = table.places.shape
     places, slots = jnp.asarray(table.places).reshape(-1), jnp.asarray(table.slots)
 
@@ -212,14 +211,14 @@ def _one_stream(
     mixed = _rows(out.swapaxes(1, 2).reshape(chunks * size, -1), slots, places)
     if states is None:
         return mixed, None
-    # Every conversation ends at the end of a chunk, so its inputs are there, or before the chunk.
+    # Every conversation ends at the end of a chunk, so its last inputs are in the chunk or just before it.
     chunk, column = slots[ends] // size, slots[ends] % size
 
     def window(x: jax.Array) -> jax.Array:
         before = jnp.concatenate(
             [jnp.asarray(table.history)[chunk], jnp.asarray(table.places)[chunk]], axis=1
         )
-        # The last K - 1 tokens up to the end, which is at K - 1 + column.
+        # The last K - 1 tokens up to the end at K - 1 + column.
         last = column[:, None] + 1 + jnp.arange(sizes.taps - 1)
         taken = jnp.take(x, jnp.take_along_axis(before, last, axis=1), axis=0, mode="fill", fill_value=0)
         return taken.swapaxes(1, 2)
@@ -229,9 +228,9 @@ def _one_stream(
 
 @jax.custom_vjp
 def _rows(x: jax.Array, places: jax.Array, back: jax.Array) -> jax.Array:
-    """Rows of x [N, I] at places [M], zeros for places beyond the last row.
+    """Return rows of x [N, I] at places [M], zeros for places beyond the last row.
 
-    Every row is at one place at most, which ``back`` [N] says: the derivative takes rows too, and adds nothing up.
+    Every row has at most one place, in ``back`` [N], so the derivative is also a gather, without sums.
     """
     return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
 

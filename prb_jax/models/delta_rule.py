@@ -1,6 +1,6 @@
-"""The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) over chunks of a forest, and one token further.
+"""The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) over chunks of a forest.
 
-A head keeps a state S [dk, dv]. A token has a query q and a key k, both of length one and q also divided by sqrt(dk), a
+A head keeps a state S [dk, dv]. A token has a query q and a key k of unit length, q also divided by sqrt(dk). It has a
 value v, a log-decay g <= 0 and a strength beta in (0, 1):
 
     S_t = exp(g_t) S_{t-1} + k_t d_t^T      d_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)      o_t = S_t^T q_t
@@ -9,10 +9,10 @@ Within a chunk that starts from the state S_0, with G the running sum of g:
 
     (I + A) d = beta (v - exp(G) k S_0)     A_ts = beta_t exp(G_t - G_s) (k_t . k_s) for s < t
 
-A does not depend on S_0, so everything but a few products is computed for all chunks at once, and one scan over the
-chunks carries the states.
+A does not depend on S_0. Everything except a few products is therefore computed for all chunks at once, and one scan
+over the chunks carries the states.
 
-Letters: n chunks of C tokens, J heads of keys, H heads of values, dk and dv channels of each; all arrays are float32.
+Dimensions: n chunks of C tokens, J key heads, H value heads, with dk and dv channels. All arrays are float32.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jax import lax
 from prb_jax.models.layers import float32_einsum, product
 
 LENGTH_EPSILON = 1e-6
-"""Added to the squared length of a query or key, as in the published models."""
+"""Epsilon added to the squared length of a query or key, as in the published models."""
 
 
 def unit(x: jax.Array) -> jax.Array:
-    """x [..., dk] divided by its length."""
+    """Divide x [..., dk] by its length."""
     return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + LENGTH_EPSILON)
 
 
@@ -44,24 +44,24 @@ def delta_over_chunks(
     slots: int,
     keep: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Run a forest that is cut into chunks.
+    """Run the rule over a forest that is cut into chunks.
 
     Args:
-        q, k: [n, J, C, dk], of length one; q is also scaled.
-        v: [n, H, C, dv].
-        g, beta: [n, H, C], 0 for padding, which then changes no state.
-        read, write: int32 [n], slots of :class:`prb_jax.trees.chunk_tables.ChunkTable`.
-        slots: how many there are; slot 0 holds zeros.
-        keep: return the state after every chunk.
+        q, k: Queries and keys [n, J, C, dk] of unit length; q is also scaled.
+        v: Values [n, H, C, dv].
+        g, beta: Log-decays and strengths [n, H, C]; 0 for padding, which then leaves states unchanged.
+        read, write: Slots of :class:`prb_jax.trees.chunk_tables.ChunkTable`, int32 [n].
+        slots: Number of slots; slot 0 contains zeros.
+        keep: If True, return the state after every chunk.
 
     Returns:
-        [n, H, C, dv], and the states [n, H, dk, dv] or None.
+        Outputs [n, H, C, dv], and the states [n, H, dk, dv] or None.
     """
     heads, size = v.shape[1], v.shape[2]
-    shared = heads // q.shape[1]  # heads of values for each head of keys
+    shared = heads // q.shape[1]  # value heads per key head
     total = jnp.cumsum(g, axis=-1)
     lower = jnp.tril(jnp.ones((size, size), bool))
-    # Masked before the exponential: above the diagonal it may overflow, and its gradient would not be a number.
+    # Mask before the exponential: above the diagonal it may overflow and give a NaN gradient.
     decay = jnp.where(lower, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], 0.0)), 0.0)
 
     def by_value_head(x: jax.Array) -> jax.Array:
@@ -94,20 +94,20 @@ def delta_over_chunks(
     return out, states
 
 
-_BLOCK = 16  # rows of a matrix that are solved one after the other
+_BLOCK = 16  # rows of a matrix that are solved sequentially
 
 
 @jax.custom_vjp
 def unit_lower_inverse(a: jax.Array) -> jax.Array:
-    """Inverse of I + the part of a [..., C, C] below the diagonal; C is 16 times a power of 2.
+    """Invert I + the part of a [..., C, C] below the diagonal; C is 16 times a power of 2.
 
-    Solvers of small triangular systems are slow on CPUs, and a series of powers loses all digits where keys are alike.
-    Rows are substituted within blocks of the diagonal, in all matrices at once, and blocks by products.
+    Solvers of small triangular systems are slow on CPUs, and a power series loses all precision if keys are similar.
+    Rows are substituted within diagonal blocks, for all matrices at once, and blocks are combined by products.
     """
     size, matrices = a.shape[-1], a.reshape(-1, *a.shape[-2:])
 
     def blocks(width: int, below: int) -> jax.Array:
-        """Blocks on the diagonal, or of each two of them the one below the first: [count, matrices, width, width]."""
+        """Return diagonal blocks, or for each pair the block below the first: [count, matrices, width, width]."""
         starts = range(0, size, width * (1 + below))
         return jnp.stack(
             [matrices[:, n + below * width : n + below * width + width, n : n + width] for n in starts]

@@ -1,8 +1,8 @@
-"""One encoder for BERT and DeBERTa-v2/v3, run by configuration.
+"""One configurable encoder for BERT and DeBERTa-v2/v3.
 
 As in the decoder, layers are stacked on a leading axis and run by ``jax.lax.scan``.
 
-Letters: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
+Dimensions: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prb_jax.models.model import abstract, add_head
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.platform.sharding import Constrain, constrainer
 
-# Names of the parameters of a layer in a checkpoint.
+# Parameter names of a layer in a checkpoint.
 _BERT = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
     "o": "attention.output.dense", "post_attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
@@ -48,7 +48,7 @@ def _declare_norm(module: Declaring, name: str, hf: str, config: EncoderConfig, 
 
 
 def _layer_norm(module: nnx.Module, name: str, x: jax.Array, config: EncoderConfig) -> jax.Array:
-    """Layer norm over the last axis, statistics and products in float32."""
+    """Apply layer norm over the last axis, with statistics and products in float32."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     normed = centred * inverse_root_mean_square(centred, eps=config.layer_norm_eps)
@@ -57,7 +57,7 @@ def _layer_norm(module: nnx.Module, name: str, x: jax.Array, config: EncoderConf
 
 
 class EncoderLayer(Declaring):
-    """Attention in both directions and an mlp, each beside a residual connection with a norm behind it."""
+    """Attention in both directions and an mlp, each with a residual connection followed by a norm."""
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.config = config
@@ -88,19 +88,19 @@ class EncoderLayer(Declaring):
         self.close()
 
     def project(self, name: str, x: jax.Array) -> jax.Array:
-        """x [..., I] through a matrix with its bias: [..., O]."""
+        """Apply a matrix and its bias to x [..., I]: [..., O]."""
         return project(x, getattr(self, name)[...], getattr(self, f"{name}_bias")[...])
 
     def __call__(
         self, x: jax.Array, *, seen: jax.Array, distances: jax.Array | None, constrain: Constrain
     ) -> jax.Array:
-        """Run x [B, L, D] through the layer.
+        """Run the layer on x [B, L, D].
 
         Args:
-          x: states.
-          seen: bool [B, L], which tokens are attended to.
-          distances: embeddings of distances [2L - 1, D].
-          constrain: states how activations are split.
+          x: States.
+          seen: Mask of visible tokens, bool [B, L].
+          distances: Embeddings of distances [2L - 1, D].
+          constrain: Function that sets the sharding of activations.
         """
         config = self.config
         batch, length, width = x.shape
@@ -132,12 +132,12 @@ class EncoderLayer(Declaring):
 
 
 class Encoder(Declaring):
-    """The body of an encoder; the layers are one module whose parameters are stacked on axis 0.
+    """Body of an encoder; the layers are one module with parameters stacked on axis 0.
 
     Args:
-      config: architecture.
-      rngs: for random weights.
-      dtype: of the parameters.
+      config: Architecture.
+      rngs: Generators for random weights.
+      dtype: Dtype of the parameters.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
@@ -145,7 +145,7 @@ class Encoder(Declaring):
         width, size = config.hidden_size, config.embedding_size
 
         def table(hf: str, rows: int, columns: int, *, turned: bool = False) -> nnx.Param:
-            # Vocabularies divide by little, so that tables are split by width alone.
+            # Vocabulary sizes have few divisors, so tables are split only by width.
             name = f"{hf}.weight"
             return drawn(
                 rngs, rows, columns, scale=0.02, dtype=dtype, axes=(None, "model"), hf=name, turned=turned
@@ -174,7 +174,7 @@ class Encoder(Declaring):
 
 
 class HeadedEncoder(Encoder):
-    """An encoder with the tensors of its head, if it has one; arguments are those of :class:`Encoder`."""
+    """An encoder with the tensors of its head, if it has one; for arguments see :class:`Encoder`."""
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
         super().__init__(config, rngs=rngs, dtype=dtype)
@@ -183,7 +183,7 @@ class HeadedEncoder(Encoder):
 
 
 def bind_encoder(config: EncoderConfig, params: Mapping[str, Any]) -> Encoder:
-    """Return the body of an encoder with these arrays; further entries, such as a head, are left out."""
+    """Return the body of an encoder with these arrays; further entries, such as a head, are ignored."""
     module = abstract(Encoder, config, frozenset())
     return nnx.merge(nnx.graphdef(module), {name: params[name] for name in module.order})
 
@@ -197,19 +197,19 @@ def encode_tokens(
     token_types: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Last hidden states of every token: [B, L, D] in ``dtype``; those of padding are meaningless.
+    """Return the last hidden states, [B, L, D] in ``dtype``; states of padding are meaningless.
 
     Args:
-      encoder: architecture and weights.
-      tokens: int32 [B, L], padded on the right.
-      lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.
-      dtype: of activations; norms, softmax and sums are float32.
-      token_types: int32 [B, L]; all 0 if not given.
-      mesh: how activations are split; None for one device.
+      encoder: Architecture and weights.
+      tokens: Tokens int32 [B, L], padded on the right.
+      lengths: Number of tokens of each text, int32 [B]; 0 in padding rows of a batch.
+      dtype: Dtype of activations; norms, softmax and sums are float32.
+      token_types: Token types int32 [B, L]; 0 by default.
+      mesh: Mesh that splits activations; None for one device.
     """
     config, constrain = encoder.config, constrainer(mesh)
     columns = jnp.arange(tokens.shape[1])[None]
-    # A row without tokens attends to everything: a softmax over nothing would be NaN.
+    # A row without tokens attends to everything, because a softmax over no tokens would be NaN.
     seen = (columns < lengths[:, None]) | (lengths == 0)[:, None]
     x = jnp.take(encoder.words[...], tokens, axis=0).astype(jnp.float32)
     if config.absolute_positions:
@@ -242,18 +242,18 @@ def _rows(table: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Arr
 
 
 def distance_rows(length: int, relative: RelativePositions) -> np.ndarray:
-    """Rows of the table of distances for d = L - 1, L - 2, ..., -(L - 1): int32 [2L - 1].
+    """Return rows of the distance table for d = L - 1, L - 2, ..., -(L - 1): int32 [2L - 1].
 
-    A distance d = query - key has row span + d; where there are buckets, one beyond half of them stands
-    for itself no more but shares a row with others of about the same logarithm.
+    A distance d = query - key has row span + d. With buckets, distances beyond half of their number share rows with
+    distances of a similar logarithm.
 
     Args:
-      length: L, of the text.
-      relative: the model's.
+      length: L, the length of the text.
+      relative: Relative positions of the model.
     """
     distance = np.arange(length - 1, -length, -1)
     if relative.buckets > 0:
-        # In float32 as transformers does: a bucket's border can hang on the last bit.
+        # In float32 like transformers: the last bit can decide the border of a bucket.
         half = relative.buckets // 2
         size = np.where(np.abs(distance) < half, half - 1, np.abs(distance)).astype(np.float32)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -264,21 +264,21 @@ def distance_rows(length: int, relative: RelativePositions) -> np.ndarray:
 
 
 def distance_scores(vectors: jax.Array, table: jax.Array) -> jax.Array:
-    """Products of each token's vector with the one of its distance to every other token.
+    """Return products of each token's vector with the vectors of its distances to all tokens.
 
-    No gather over L x L entries: products with the vectors of all 2L - 1 distances, then each row moved
-    by one more than the row before it, which is a reshape.
+    Instead of a gather over L x L entries, each vector is multiplied by the vectors of all 2L - 1 distances. Each
+    row is then shifted by one more than the previous row, which is a reshape.
 
     Args:
-      vectors: [B, L, N, H], of the tokens.
-      table: [2L - 1, N, H], vectors of the distances L - 1, ..., -(L - 1).
+      vectors: Vectors of the tokens [B, L, N, H].
+      table: Vectors of the distances L - 1, ..., -(L - 1) [2L - 1, N, H].
 
     Returns:
-      float32 [B, N, L, L]: entry (i, j) is the product of token i's vector with that of distance i - j.
+      float32 [B, N, L, L]: entry (i, j) is the product of token i's vector with the vector of distance i - j.
     """
     batch, length, heads, _ = vectors.shape
     products = float32_einsum("blnh,tnh->bnlt", vectors, table)
-    # Entry (i, j) stands in column j + L - 1 - i; with rows of 2L that is place i (2L - 1) + j + L - 1.
+    # Entry (i, j) is in column j + L - 1 - i; with rows of length 2L its index is i (2L - 1) + j + L - 1.
     flat = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
     moved = lax.slice_in_dim(flat, length - 1, length - 1 + length * (2 * length - 1), axis=2)
     return moved.reshape(batch, heads, length, 2 * length - 1)[..., :length]

@@ -1,11 +1,11 @@
-"""The mlp of a layer as a mixture of experts: every token goes through a few of many, and none is dropped.
+"""The mlp of a layer as a mixture of experts: every token uses a few of many experts, and no token is dropped.
 
-The router's softmax and the choice are float32. Rows of tokens are sorted by their experts, so that the rows of an
-expert are neighbours, and products with a matrix of each expert are one call (:mod:`prb_jax.models.grouped`). A mesh
-deals the experts over its axis ``tensor``: each device computes the rows of its own experts, and their sum is taken
+The router's softmax and the choice of experts are float32. Rows of tokens are sorted by expert, so the rows of an
+expert are contiguous and the products with all experts' matrices are one call (:mod:`prb_jax.models.grouped`). The
+mesh axis ``tensor`` distributes the experts: each device computes the rows of its experts, and results are summed
 over the axis.
 
-Letters: T tokens, E experts, k of which a token takes, R rows; I inputs and O outputs of a matrix.
+Dimensions: T tokens, E experts, k experts per token, R rows; I inputs and O outputs of a matrix.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from prb_jax.models.quantization import BOTH_SCALE, WEIGHT_SCALE, quantize_array
 from prb_jax.platform.sharding import RULES
 
 _BESIDE = ("", "_bias", FACTOR_A, FACTOR_B, BOTH_SCALE, WEIGHT_SCALE)
-"""What belongs to the matrix of all experts, by the ends of names."""
+"""Suffixes of the arrays that belong to a matrix of all experts."""
 
 
 def declare_experts(layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-    """Declare the router, the matrices of all experts, and those of a shared expert, as attributes of a layer."""
+    """Declare the router and the matrices of all experts, including a shared expert, as attributes of a layer."""
     experts, width = config.experts, config.hidden_size
     assert experts is not None
     names: Any = experts.names
@@ -50,7 +50,7 @@ def declare_experts(layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rng
     for name, inputs, outputs, axes in (
         *((name, width, outputs, ("model", None)) for name, outputs in both), ("down", size, width, (None, "model")),
     ):  # fmt: skip
-        # A tensor of all experts has no ".weight" behind its name, and is not turned.
+        # A tensor of all experts has no ".weight" suffix and is not transposed.
         key, turned = getattr(names, name), not names.gate_up
         key = f"{key}.weight" if turned else key
         shape, axes = (count, inputs, outputs), ("experts", *axes)
@@ -76,9 +76,9 @@ def declare_experts(layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rng
 
 
 def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax.Array:
-    """Return the mixture of a layer's experts for x [B, T, D], in x's dtype.
+    """Apply a layer's mixture of experts to x [B, T, D]; the result has x's dtype.
 
-    Where the context counts loads, it gains the number of real tokens that each expert got, float32 [E].
+    If the context counts loads, append the number of real tokens of each expert, float32 [E].
     """
     config, mesh, line = layer.config, context.mesh, context.line
     experts = config.experts
@@ -139,7 +139,7 @@ def run_experts(layer: DecoderLayer, x: jax.Array, context: LayerContext) -> jax
 def _route(
     x: jax.Array, router: jax.Array, bias: jax.Array | None, experts: Experts
 ) -> tuple[jax.Array, jax.Array]:
-    """Weights float32 and numbers int32 [..., k] of the experts that each token of x [..., D] takes."""
+    """Return weights float32 and indices int32 [..., k] of the experts for each token of x [..., D]."""
     logits = product(x.astype(jnp.float32), router.astype(jnp.float32))
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
@@ -150,7 +150,7 @@ def _route(
 
 
 def _clamped(gate: jax.Array, up: jax.Array, *, limit: float, alpha: float) -> jax.Array:
-    """(up + 1) gate sigmoid(alpha gate) of values within the limit, computed in float32, in gate's dtype."""
+    """Return (up + 1) gate sigmoid(alpha gate) of clamped values, computed in float32, in gate's dtype."""
     wide = jnp.minimum(gate.astype(jnp.float32), limit)
     return (
         (jnp.clip(up.astype(jnp.float32), -limit, limit) + 1) * wide * jax.nn.sigmoid(alpha * wide)
@@ -158,13 +158,13 @@ def _clamped(gate: jax.Array, up: jax.Array, *, limit: float, alpha: float) -> j
 
 
 def _held(layer: DecoderLayer, name: str) -> dict[str, jax.Array]:
-    """The matrices of all experts of this name, and what belongs to them, by the end of its name."""
+    """Return the experts' matrices of this name and their further arrays, by suffix."""
     found = {end: getattr(layer, f"{name}{end}", None) for end in _BESIDE}
     return {end: variable[...] for end, variable in found.items() if variable is not None}
 
 
 def _project(held: Mapping[str, jax.Array], rows: jax.Array, groups: Groups, *, scale: float) -> jax.Array:
-    """Rows [R, I] through the matrices of their experts, with adapters or scales: [R, O] in the dtype of rows."""
+    """Apply the experts' matrices, with adapters or scales, to rows [R, I]: [R, O] in the dtype of rows."""
     weight, scales = held[""], held.get(BOTH_SCALE, held.get(WEIGHT_SCALE))
     if scales is None:
         out = grouped_product(rows, weight, groups)

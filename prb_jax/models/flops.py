@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward, counted on paper, and the most that a device reaches."""
+"""Analytic FLOPs of a forward pass, and the peak FLOP/s of a device."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def matrix_flops_per_token(config: DecoderConfig) -> float:
-    """Twice the weights of all layers' matrices, of experts only those that a token takes; the embedding and the score
-    head count for nothing."""
+    """Return the FLOPs per token in matrices: twice the weights of all layers, counting only the experts of a token.
+    The embedding and the score head are not counted."""
     return sum(_matrix_flops(config))
 
 
 def _matrix_flops(config: DecoderConfig) -> list[float]:
-    """Of each layer, for a token."""
+    """Return the FLOPs per token in the matrices of each layer."""
     flops, experts = [0.0] * config.num_hidden_layers, config.experts
     for _, matrix in parameters(abstract_model(config).layers):
         axes, mixer = matrix.get_metadata("axes"), matrix.get_metadata("mixer")
-        # Routers are matrices that take no adapter; the taps of convolutions belong to the recurrence.
+        # Routers are matrices without adapters; the taps of convolutions count as recurrence.
         if not (matrix.get_metadata("adaptable") or (matrix.get_metadata("turned") and "model" in axes)):
             continue
         share = experts.chosen / experts.count if experts is not None and axes[0] == "experts" else 1.0
@@ -41,8 +41,8 @@ def _matrix_flops(config: DecoderConfig) -> list[float]:
 
 
 def recurrent_flops_per_token(config: DecoderConfig) -> float:
-    """Of one recurrent layer: a product with the state each to predict the value, to write and to read, and the taps of
-    the convolution."""
+    """Return the FLOPs per token of one recurrent layer's recurrence: three products with the state (predict the
+    value, write, read) and the taps of the convolution."""
     sizes = config.recurrence
     if sizes is None:
         return 0.0
@@ -51,24 +51,24 @@ def recurrent_flops_per_token(config: DecoderConfig) -> float:
 
 
 def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:
-    """What scoring these streams needs without their padding: matrices, attention over the pairs of tokens that see
-    each other, and the states of recurrent layers.
+    """Return the FLOPs to score these streams without padding: matrices, attention over visible pairs of tokens, and
+    the states of recurrent layers.
 
     Args:
-      reads_only: the last layer computes what later tokens need of all tokens (keys and values, or the state), and
-        everything else at the read places alone.
+      reads_only: If True, the last layer computes keys and values, or the state, for all tokens, and everything else
+        only at the read places.
     """
     until, positions = np.asarray(batch.until), np.asarray(batch.positions)
     real = positions > 0
     real[:, :-1] |= until[:, :-1] > np.arange(1, until.shape[1])
-    # A conversation of one token looks like padding, but it ends somewhere. Unused ends are 0.
+    # A conversation of one token looks like padding but has an end. Unused ends are 0.
     np.put_along_axis(real, np.asarray(batch.ends), values=True, axis=1)
     real[:, 0] = real[:, 1:].any(axis=1)
     per_token, tokens = _matrix_flops(config), int(real.sum())
     mixing = _mixing_flops(positions[real], config)
     if not reads_only:
         return sum(per_token) * tokens + sum(mixing)
-    # Unused read places are 0, where only a conversation of one token can be read.
+    # Unused read places are 0, a place that only a conversation of one token can read.
     alone = real[:, :1] & (until[:, :1] == 1)
     reads = np.asarray(batch.reads)
     places = [np.unique(row[used]) for row, used in zip(reads, (reads > 0) | alone, strict=True)]
@@ -85,7 +85,7 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
 
 
 def _mixing_flops(positions: np.ndarray, config: DecoderConfig) -> list[float]:
-    """Of each layer, for tokens at these positions of their conversations."""
+    """Return the mixing FLOPs of each layer for tokens at these positions of their conversations."""
     seen, flops = positions.astype(np.float64) + 1, []
     for slides, mixer in zip(config.layer_windows, config.layer_mixers, strict=True):
         if mixer != ATTENTION:
@@ -107,7 +107,7 @@ _PEAKS = {
 
 @functools.cache
 def device_peak(dtype: str) -> float:
-    """FLOP/s of one device: of its data sheet where it is known, else the best of some matrix products."""
+    """Return the FLOP/s of one device: from its data sheet if known, else the best of several matrix products."""
     kind = jax.devices()[0].device_kind
     if dtype == "bfloat16":
         for name in sorted(_PEAKS, key=len, reverse=True):
@@ -117,7 +117,7 @@ def device_peak(dtype: str) -> float:
 
 
 def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:
-    """FLOP/s of the best of some large matrix products in ``dtype``, accumulated in float32, on one device."""
+    """Return the best FLOP/s of several large matrix products in ``dtype``, accumulated in float32, on one device."""
     best, multiply = 0.0, jax.jit(product)
     for size in (1024, 2048) if jax.default_backend() == "cpu" else (4096, 8192):
         x = jax.random.normal(jax.random.key(size), (size, size), jnp.dtype(dtype))
@@ -126,7 +126,7 @@ def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:
 
 
 def best_time(run: Callable[[], jax.Array], *, seconds: float) -> float:
-    """Shortest wall time of ``run`` over about ``seconds``, after one call that compiles it."""
+    """Return the shortest wall time of ``run`` in seconds, over about ``seconds``, after one call that compiles it."""
     jax.block_until_ready(run())
     best, spent = float("inf"), 0.0
     while spent < seconds:

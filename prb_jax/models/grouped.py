@@ -1,10 +1,10 @@
-"""Products of rows with one matrix of several, for mixtures of experts.
+"""Products of rows with one of several matrices, for mixtures of experts.
 
-Rows that meet the same matrix stand together as a group (:func:`group_rows`). On TPUs and GPUs a product is
-:func:`jax.lax.ragged_dot`; XLA for CPUs would multiply every row with every matrix there, so on CPUs a loop walks
-through tiles, each of the rows of one group. The number of tiles is data: one program serves any choice of experts.
+Rows with the same matrix form a group (:func:`group_rows`). On TPUs and GPUs a product is
+:func:`jax.lax.ragged_dot`. With it, XLA for CPUs would multiply every row by every matrix, so on CPUs a loop walks
+through tiles of rows, each within one group. The number of tiles is data: one program serves any choice of experts.
 
-Letters: T tokens, k choices of each, E matrices, R rows; I inputs and O outputs of a matrix.
+Dimensions: T tokens, k choices per token, E matrices, R rows; I inputs and O outputs of a matrix.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from jax.custom_derivatives import SymbolicZero
 from prb_jax.models.layers import matmul_precision, product
 
 MOST_ROWS, LEAST_ROWS = 128, 8
-"""Rows of a tile of the loop, at most and at least."""
+"""Maximum and minimum number of rows of a tile in the loop."""
 
 
 class Groups(NamedTuple):
-    """Which rows belong to which matrix. int32 arrays."""
+    """Assignment of rows to matrices. All arrays are int32."""
 
-    sizes: jax.Array  # [E], rows of each group, blank ones included
-    owners: jax.Array  # [R], the matrix of each row
-    tokens: jax.Array  # [R], the token of each row; T for a blank row
-    places: jax.Array  # [T, k], the row of each choice; R where its matrix is not among these
-    tile: int | None  # rows of a tile of the loop; None for ragged_dot
+    sizes: jax.Array  # [E], rows of each group, blank rows included
+    owners: jax.Array  # [R], matrix of each row
+    tokens: jax.Array  # [R], token of each row; T for a blank row
+    places: jax.Array  # [T, k], row of each choice; R if its matrix is not included
+    tile: int | None  # rows per tile of the loop; None for ragged_dot
 
 
 def group_rows(chosen: jax.Array, count: int, *, of: int, loops: bool) -> Groups:
-    """Sort the choices of tokens by their matrices.
+    """Sort the choices of tokens by matrix.
 
     Args:
-        chosen: int32 [T, k], the matrices that each token takes; numbers outside 0 to ``count`` - 1 are left out.
-        count: E.
-        of: of how many matrices each choice is one.
-        loops: products are loops over tiles, which groups are filled up to.
+        chosen: Matrices of each token, int32 [T, k]; numbers outside 0 to ``count`` - 1 are ignored.
+        count: E, the number of matrices here.
+        of: Total number of matrices from which tokens choose.
+        loops: If True, products are loops over tiles, and groups are padded to whole tiles.
     """
     tokens, each = chosen.shape
     tile = None
@@ -54,7 +54,7 @@ def group_rows(chosen: jax.Array, count: int, *, of: int, loops: bool) -> Groups
     filled = counts[:count] if tile is None else -(-counts[:count] // tile) * tile
     rows = tokens * each if tile is None else (tokens * each // tile + count) * tile
     ends = jnp.cumsum(filled)
-    # Where each group starts, in rows and among the sorted choices; behind the last group stand those left out.
+    # Start of each group in rows and in the sorted choices; ignored choices follow the last group.
     starts = jnp.append(ends - filled, rows)
     before = jnp.cumsum(counts) - counts
     by_choice = flat[order]
@@ -71,11 +71,11 @@ def group_rows(chosen: jax.Array, count: int, *, of: int, loops: bool) -> Groups
 
 @jax.custom_vjp
 def _gathered(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
-    """x[there], zeros where there is no such entry; ``back`` [len(x), n] says where each entry went."""
+    """Return x[there], zeros for missing entries; ``back`` [len(x), n] contains the positions of each entry."""
     return jnp.take(x, there, axis=0, mode="fill", fill_value=0)
 
 
-# The derivative is a gather, too: left to itself, JAX adds up rows one by one.
+# The derivative is also a gather; by default JAX would add up rows one by one.
 def _gathered_backward(back: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None, None]:
     gathered = jnp.take(cotangent, back, axis=0, mode="fill", fill_value=0)
     return gathered.astype(jnp.float32).sum(axis=1).astype(cotangent.dtype), None, None
@@ -90,9 +90,9 @@ def spread(x: jax.Array, groups: Groups) -> jax.Array:
 
 
 def combined(rows: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
-    """Return the sum over each token's rows [R, D] times its weights float32 [T, k]: float32 [T, D]."""
+    """Return the weighted sum of each token's rows [R, D], with weights float32 [T, k]: float32 [T, D]."""
     tokens, each = groups.places.shape
-    # Each row is one choice: its place among all of them, or behind them for a blank row.
+    # Each row is one choice: its index among all choices, or an index beyond them for a blank row.
     choices = jnp.full(len(rows), tokens * each, jnp.int32)
     choices = choices.at[groups.places.reshape(-1)].set(jnp.arange(tokens * each), mode="drop")
     taken = _gathered(rows, groups.places.reshape(-1), choices[:, None])
@@ -100,9 +100,9 @@ def combined(rows: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
 
 
 def grouped_product(rows: jax.Array, weight: jax.Array, groups: Groups) -> jax.Array:
-    """Return rows [R, I] times the matrix of each one's group, of weight [E, I, O]: float32 [R, O].
+    """Multiply each row of rows [R, I] by its group's matrix in weight [E, I, O]: float32 [R, O].
 
-    Both factors are in the dtype of rows; sums are float32, of int8 factors int32.
+    Both factors are in the dtype of rows; sums are float32, or int32 for int8 factors.
     """
     return _grouped_product(groups.tile, rows, weight, groups.sizes, groups.owners)
 
@@ -114,7 +114,7 @@ def _grouped_product(
     return _products(tile, rows, weight.astype(rows.dtype), sizes, owners)
 
 
-# As of :func:`prb_jax.models.layers.matmul`: narrow factors in both directions, and nothing kept for frozen weights.
+# Same as :func:`prb_jax.models.layers.matmul`: narrow factors in both passes, and nothing kept for frozen weights.
 def _forward(tile: int | None, rows: Any, weight: Any, sizes: Any, owners: Any) -> tuple[jax.Array, Any]:
     kept_rows = rows.value if weight.perturbed else None
     kept_weight = weight.value if rows.perturbed else None
@@ -162,7 +162,7 @@ def _products(
 def _outer_products(
     tile: int | None, rows: jax.Array, towards: jax.Array, sizes: jax.Array, owners: jax.Array
 ) -> jax.Array:
-    """Of each group the sum of products of its rows [R, I] and [R, O]: float32 [E, I, O]."""
+    """Return, for each group, the sum of outer products of its rows [R, I] and [R, O]: float32 [E, I, O]."""
     if tile is None:
         numbers = lax.RaggedDotDimensionNumbers(
             dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]

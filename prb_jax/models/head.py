@@ -1,7 +1,7 @@
-"""The head of a model: what a head sees of a forward pass, what every head does, and those that transformers has.
+"""Heads of models: their inputs, their common interface, and the heads of transformers.
 
-A head names its tensors and computes float32 values [B, K, n] from `States`, the hidden states where it reads them. The
-heads of other open reward models are in :mod:`prb_jax.models.readouts.heads` and :mod:`prb_jax.models.readouts.gated`.
+A head names its tensors and computes float32 values [B, K, n] from `States`, the hidden states of a forward pass.
+Heads of other open reward models are in :mod:`prb_jax.models.readouts.heads` and :mod:`prb_jax.models.readouts.gated`.
 """
 
 from __future__ import annotations
@@ -26,55 +26,53 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class States:
-    """The states of S streams of N tokens, M of which are read."""
+    """Hidden states of S streams of N tokens, M of which are read."""
 
     hidden: jax.Array
-    """[S, N, D], before the last norm, in the activations' dtype; [S, M, D] where `at_reads`."""
+    """States before the last norm, in the activations' dtype: [S, N, D], or [S, M, D] if `at_reads`."""
     batch: StreamBatch | None
-    """None, with `at_reads` only, for the sequences of an encoder."""
+    """Batch of the streams; None only with `at_reads`, for the sequences of an encoder."""
     norm: Callable[[jax.Array], jax.Array]
-    """The model's last norm, of float32 states."""
+    """Last norm of the model, on float32 states."""
     at_reads: bool = False
-    """These are the states of the read places alone, and only :meth:`read` can be asked for."""
+    """If True, the states are only those at the read places, and only :meth:`read` is available."""
 
     def read(self) -> jax.Array:
-        """float32 [S, M, D]: the state at each read place."""
+        """Return the state at each read place, float32 [S, M, D]."""
         return self.at(None if self.at_reads else jnp.asarray(self.whole.reads))
 
     @property
     def whole(self) -> StreamBatch:
-        """The streams, where all their states are there."""
+        """Return the batch of streams if the states of all tokens are available."""
         assert self.batch is not None
         return self.batch
 
     def at(self, places: jax.Array | None) -> jax.Array:
-        """float32 [S, M, D]: the normed states at these places, int32 [S, M]; of all that there are if None."""
+        """Return the normed states at these places, int32 [S, M]: float32 [S, M, D]; at all places if None."""
         states = self.hidden
         if places is not None:
             states = jnp.take_along_axis(states, places[:, :, None], axis=1)
-        # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+        # float32 from here on, regardless of the activations' dtype: bfloat16 rewards would produce ties.
         return self.norm(states.astype(jnp.float32))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTensor:
-    """One tensor of a head: its name in the file, its shape there, and whether we keep it the other way round."""
+    """One tensor of a head: its name and shape in the file, and whether we transpose it."""
 
     key: str
     shape: tuple[int, ...]
     transposed: bool = False
-    name: str = ""  # of the parameter; if empty, it is held under ``head`` by its key
-    axes: tuple[str | None, ...] | None = (
-        None  # logical axes of the parameter; None: every device has it whole
-    )
+    name: str = ""  # name of the parameter; if empty, it is stored under ``head`` by its key
+    axes: tuple[str | None, ...] | None = None  # logical axes of the parameter; None: replicated
     readout: bool = True  # float32, and trained with the head; an output embedding belongs to the body
     pieces: tuple[tuple[int, int], ...] | None = None
-    """Rows (start, stop) of a larger tensor of the file, with `file_rows` rows, that are this one."""
+    """Rows (start, stop) of this tensor in a larger tensor of the file with `file_rows` rows."""
     file_rows: int | None = None
 
 
 class Sizes(Protocol):
-    """Sizes of a model on which the tensors of its head depend."""
+    """Sizes of a model that determine the tensors of its head."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -85,7 +83,7 @@ class Sizes(Protocol):
 
 
 def output_embedding(sizes: Sizes) -> HeadTensor:
-    """Return the matrix of a language model that is not tied to its input embedding."""
+    """Return the output embedding of a language model, not tied to its input embedding."""
     return HeadTensor(
         key=OUTPUT_EMBEDDING_KEY,
         shape=(sizes.vocab_size, sizes.hidden_size),
@@ -97,41 +95,41 @@ def output_embedding(sizes: Sizes) -> HeadTensor:
 
 
 def dense(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x float32 [..., I] times weight [I, O] plus bias [O], in full float32."""
+    """Return x float32 [..., I] times weight [I, O] plus bias [O], in full float32."""
     out = product(x, weight.astype(jnp.float32))
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
 class Head(Protocol):
-    """What every head does. Heads are frozen and hashable: they are part of a model's configuration."""
+    """Interface of heads. Heads are frozen and hashable because they are part of a model's configuration."""
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Head:
-        """The head as a checkpoint has it: sizes filled in.
+        """Return the head with the sizes of a checkpoint.
 
         Args:
-          stored: shapes of the checkpoint's tensors by name.
-          config: the raw ``config.json``.
-          where, what: the checkpoint and the read-out's name, for messages.
+          stored: Shapes of the checkpoint's tensors by name.
+          config: Raw ``config.json``.
+          where, what: Names of the checkpoint and the read-out, for messages.
 
         Raises:
-          CheckpointError: a tensor that is missing or does not fit; names it and the remedy.
+          CheckpointError: A tensor is missing or does not fit; the message names it and the remedy.
         """
         ...
 
     def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
-        """The tensors it reads, besides the input embedding."""
+        """Return the tensors that the head reads, besides the input embedding."""
         ...
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """A run of ids without which a conversation cannot be read; empty where every one can."""
+        """Return a run of ids that a conversation must contain; empty if every conversation can be read."""
         ...
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        """Values float32 [B, K, n]; n is 1 but for a linear head with several labels.
+        """Return values float32 [B, K, n]; n is 1 except for a linear head with several labels.
 
         Args:
-          params: the arrays of the model as a nested dict; its own are where :meth:`tensors` says.
+          params: Arrays of the model as a nested dict; :meth:`tensors` defines the paths of the head's arrays.
         """
         ...
 
@@ -151,11 +149,11 @@ class ReadsAnything:
 class Linear(ReadsAnything):
     """W x + b at the read position: the head of ``*ForSequenceClassification``."""
 
-    keys: tuple[str, ...] = (HEAD_KEY,)  # names of the matrix [n, D]; the first that the checkpoint has is it
+    keys: tuple[str, ...] = (HEAD_KEY,)  # names of the matrix [n, D]; the first one in the checkpoint is used
     with_bias: bool = (
-        False  # a ``.bias`` beside the matrix is part of the head, else a tensor without a place
+        False  # if True, a ``.bias`` of the matrix belongs to the head; otherwise it is an unexpected tensor
     )
-    bias: bool = False  # the checkpoint has that bias
+    bias: bool = False  # the checkpoint has this bias
 
     @property
     def key(self) -> str:
@@ -186,25 +184,24 @@ class Linear(ReadsAnything):
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)
 
 
-LINEAR = Linear()  # the head of a ``*ForSequenceClassification`` of transformers
+LINEAR = Linear()  # head of a ``*ForSequenceClassification`` of transformers
 
 
 @dataclass(frozen=True)
 class Vocabulary(ReadsAnything):
-    """Logits of the language model's vocabulary at the read position."""
+    """Vocabulary logits of a language model at the read position."""
 
     tokens: tuple[int, ...]
-    """One id, whose logit is the value; or two, and the value is the softmax probability of the first (A against B,
-    yes against no); or several with `numbers`."""
+    """Token ids. The value is the logit of one id; or, of two ids, the softmax probability of the first (A against B,
+    yes against no); or an expected number of several ids with `numbers`."""
     numbers: tuple[float, ...] = ()
-    """Of the tokens; the value is the expected number, under the softmax over these tokens alone."""
+    """Numbers of the tokens; the value is the expected number under the softmax over only these tokens."""
     key: str = OUTPUT_EMBEDDING_KEY
-    """The matrix they are rows of: the output embedding, or the input embedding that it is tied to."""
+    """Matrix with the tokens' rows: the output embedding, or the input embedding that it is tied to."""
     softcap: float | None = None
-    """c in c tanh(logits / c), as some language models have it; None for no cap."""
+    """c in c tanh(logits / c), used in some language models; None for no cap."""
     with_mass: bool = False
-    """A second value beside the first: the probability of all these tokens together, in the softmax over the whole
-    vocabulary."""
+    """Add a second value: the total probability of these tokens in the softmax over the whole vocabulary."""
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Vocabulary:
         key = OUTPUT_EMBEDDING_KEY
@@ -254,10 +251,10 @@ class Vocabulary(ReadsAnything):
 
 @dataclass(frozen=True)
 class LanguageHead(ReadsAnything):
-    """The logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``."""
+    """Logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``."""
 
-    tied: bool = False  # they are products with the input embedding; there is no ``lm_head`` then
-    softcap: float | None = None  # c in c tanh(logits / c), as some language models have it; None for no cap
+    tied: bool = False  # the input embedding replaces ``lm_head``
+    softcap: float | None = None  # c in c tanh(logits / c), used in some language models; None for no cap
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> LanguageHead:
         tied = OUTPUT_EMBEDDING_KEY not in stored
@@ -275,20 +272,20 @@ class LanguageHead(ReadsAnything):
         return self.logits(params, states.read())
 
     def logits(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
-        """Return the logits float32 [..., V] after normed states float32 [..., D], in full float32."""
+        """Return the logits float32 [..., V] for normed states float32 [..., D], in full float32."""
         matrix = params["embed"].T if self.tied else params["lm_head"]
         return soft_capped(dense(states, matrix), self.softcap)
 
     def next_token(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
-        """The logits float32 [..., V] after normed states [..., D]; factors in the dtype of the states.
+        """Return the logits float32 [..., V] for normed states [..., D], with factors in the dtype of the states.
 
-        The sampler's way: a matrix in bfloat16 is not made wide once a token.
+        Used by the sampler, to avoid converting a bfloat16 matrix to float32 for every token.
         """
         matrix, over = (params["embed"], 1) if self.tied else (params["lm_head"], 0)
         return soft_capped(product(states, matrix.astype(states.dtype), (-1, over)), self.softcap)
 
 
 def is_one_row(head: Head) -> bool:
-    """Whether a head is a product with one matrix at the last token, as that of a ``*ForSequenceClassification``."""
+    """Return True if a head is a product with one matrix at the last token, as in ``*ForSequenceClassification``."""
     one_token = isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None
     return isinstance(head, Linear) or one_token

@@ -1,9 +1,9 @@
-"""Layers of one or several kinds, one after another: a stack of parameters for each kind, and a scan over periods.
+"""Sequences of layers of one or several kinds: a stack of parameters for each kind, and a scan over periods.
 
-A parameter that every layer has is stacked over all L layers; one that belongs to a way of mixing tokens
-(`mixer` of :func:`prb_jax.models.parameter.parameter`) over the layers that mix in this way. The order of kinds repeats
-with a period, e.g. three recurrent layers and one of softmax attention. A period is the body of a scan, and equal
-neighbours in it are a scan of their own, so each kind is traced once or twice whatever the depth.
+A parameter of every layer is stacked over all L layers; a parameter of one mixer (`mixer` of
+:func:`prb_jax.models.parameter.parameter`) is stacked over the layers with this mixer. The order of kinds repeats with
+a period, e.g. three recurrent layers and one layer of softmax attention. A period is the body of a scan, and equal
+neighbours in it are an inner scan, so each kind is traced once or twice regardless of depth.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from jax import lax
 from prb_jax.models.decoder_layer import DecoderLayer
 
 Kept = Mapping[str, Any]
-"""What layers return besides their output, by mixer, stacked on axis 0 in the order of the layers."""
+"""Results of layers besides their output, by mixer, stacked on axis 0 in layer order."""
 
 Body = Callable[[str, jax.Array, nnx.State, jax.Array], tuple[jax.Array, Any]]
-"""(mixer, x, state of the layer, number of the layer) -> (x, what is kept of the layer)."""
+"""(mixer, x, state of the layer, number of the layer) -> (x, kept results of the layer)."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbours of one mixer within a period."""
+    """Adjacent layers of one mixer within a period."""
 
     mixer: str
-    start: int  # of its layers, within the period
+    start: int  # first layer within the period
     count: int
-    before: int  # layers of this mixer in the period before it
+    before: int  # earlier layers of this mixer in the period
 
 
 class LayerStacks:
-    """The parameters of all layers, by mixer; made under any trace.
+    """Parameters of all layers, by mixer; may be created inside a trace.
 
     Args:
-      layers: of a decoder.
+      layers: Layers of a decoder.
     """
 
     def __init__(self, layers: DecoderLayer) -> None:
@@ -55,7 +55,7 @@ class LayerStacks:
         self._period = self.mixers[:period]
 
     def at(self, layer: int) -> nnx.State:
-        """Return the state of one layer, cut out of the stacks."""
+        """Return the state of one layer, sliced from the stacks."""
         mixer = self.mixers[layer]
         return self._taken(mixer, layer, self._order[mixer].index(layer))
 
@@ -63,11 +63,11 @@ class LayerStacks:
         """Run the first ``count`` layers.
 
         Args:
-          body: of one layer.
-          x: states.
-          count: of layers.
-          indexed: read layers through indices in place of slices. Slices of a part of the stack are copies of it, but
-            gradients by indices are sums of whole stacks, one for each layer.
+          body: Function that runs one layer.
+          x: States.
+          count: Number of layers.
+          indexed: If True, read layers through indices instead of slices. Slices copy a part of the stack; gradients
+            through indices sum a whole stack for each layer.
         """
         length = len(self._period)
         periods, rest = divmod(count, length)
@@ -100,7 +100,7 @@ class LayerStacks:
         *,
         indexed: bool,
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """Run the layers of the period ``number``, whose states are stacked on axis 0 by mixer."""
+        """Run the layers of period ``number``; their states are stacked on axis 0 by mixer."""
         kept: dict[str, list[Any]] = {mixer: [] for mixer in mixers}
         for run in _runs(mixers):
             first = number * len(self._period) + run.start
@@ -125,7 +125,7 @@ class LayerStacks:
         return x, {mixer: _joined(parts) for mixer, parts in kept.items()}
 
     def _taken(self, mixer: str, layer: Any, own: Any) -> nnx.State:
-        """The state of one layer: number ``layer`` of all, ``own`` of its mixer."""
+        """Return the state of one layer: index ``layer`` in all layers, ``own`` within its mixer."""
 
         def take(variable: Any) -> Any:
             index = layer if variable.get_metadata("mixer") is None else own
@@ -134,7 +134,7 @@ class LayerStacks:
         return _map(take, self._states[mixer])
 
     def _by_period(self, periods: int) -> dict[str, nnx.State]:
-        """States with an axis of periods in front of the axis of a period's layers."""
+        """Return states with an axis of periods before the axis of a period's layers."""
 
         def split(variable: Any) -> Any:
             leaf, count = variable[...], self._of_period(variable)
@@ -143,7 +143,7 @@ class LayerStacks:
         return {mixer: _map(split, state) for mixer, state in self._states.items()}
 
     def _tail(self, periods: int, rest: int) -> dict[str, nnx.State]:
-        """States of the layers behind the last whole period."""
+        """Return states of the layers after the last complete period."""
 
         def cut(variable: Any) -> Any:
             start = periods * self._of_period(variable)
@@ -152,7 +152,7 @@ class LayerStacks:
         return {mixer: _map(cut, state) for mixer, state in self._states.items()}
 
     def _of_period(self, variable: Any, layers: int | None = None) -> int:
-        """Of the first layers of a period, how many have this parameter."""
+        """Return the number of a period's first layers that have this parameter."""
         mixers, mixer = self._period[:layers], variable.get_metadata("mixer")
         return len(mixers) if mixer is None else mixers.count(mixer)
 
@@ -165,7 +165,7 @@ class LayerStacks:
 
 
 def _of_mixer(layers: DecoderLayer, mixer: str) -> DecoderLayer:
-    """The layers without the parameters of other mixers."""
+    """Return the layers without the parameters of other mixers."""
     part = nnx.merge(*nnx.split(layers))
     for name, value in list(vars(part).items()):
         if isinstance(value, nnx.Variable) and value.get_metadata("mixer") not in (None, mixer):

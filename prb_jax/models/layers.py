@@ -1,6 +1,6 @@
-"""The pieces of a decoder layer as pure functions: norms, projections, rotary embedding, gated mlp.
+"""Parts of a decoder layer as pure functions: norms, projections, rotary embedding, gated mlp.
 
-Statistics of norms, rotary angles and every accumulation are float32, also when activations are bfloat16.
+Statistics of norms, rotary angles and all accumulations are float32, even if activations are bfloat16.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ ACTIVATIONS: Mapping[str, EncoderActivation] = MappingProxyType(
         "tanh": "tanh",
     }
 )
-"""The name of an activation in the ``config.json`` of an encoder -> the function."""
+"""Activation functions by their name in the ``config.json`` of an encoder."""
 
 Axes = int | tuple[int, ...]
 
 PROJECTED = "projected"
-"""The name of the result of a layer's projection, for policies of rematerialisation: they see no products inside a
-derivative that is written by hand."""
+"""Name of the results of projections for rematerialisation policies, which cannot see products inside a custom
+derivative."""
 
 
 def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
-    """float32 asked for means float32: accelerators would otherwise round factors to bfloat16 or TF32."""
+    """Return the precision that keeps float32 factors; by default accelerators round them to bfloat16 or TF32."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
 def product(a: jax.Array, b: jax.Array, over: tuple[Axes, Axes] = (-1, 0), *, batch: int = 0) -> jax.Array:
-    """Products of two arrays of one dtype, accumulated in float32, which they stay.
+    """Return products of two arrays of one dtype, accumulated and returned in float32.
 
     Args:
-        a, b: the factors.
-        over: the axes of each that are summed over.
-        batch: how many leading axes both share.
+        a, b: Factors.
+        over: Axes of each factor to sum over.
+        batch: Number of shared leading axes.
     """
     summed = [tuple(n % x.ndim for n in np.atleast_1d(axes).tolist()) for x, axes in zip((a, b), over)]
     shared = tuple(range(batch))
@@ -61,31 +61,30 @@ def product(a: jax.Array, b: jax.Array, over: tuple[Axes, Axes] = (-1, 0), *, ba
 
 
 def float32_einsum(form: str, *factors: jax.Array) -> jax.Array:
-    """Products and sums as :func:`jax.numpy.einsum` writes them, accumulated in float32, which they stay."""
+    """Evaluate :func:`jax.numpy.einsum` with accumulation and result in float32."""
     precision = matmul_precision(factors[0].dtype)
     return jnp.einsum(form, *factors, precision=precision, preferred_element_type=jnp.float32)
 
 
 def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
-    """``softcap * tanh(scores / softcap)``; the scores themselves where there is no cap."""
+    """Return ``softcap * tanh(scores / softcap)``, or the scores unchanged without a cap."""
     return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def without_unit_axes(x: jax.Array) -> jax.Array:
-    """x [..., D] without its leading axes of size 1, such as that of a batch of one stream.
+    """Remove leading axes of size 1 from x [..., D], e.g. the axis of a batch of one stream.
 
-    Where another axis has size 1, XLA for CPUs computes a sum of products over the last axis in plain loops: the
-    gradient of a norm takes six times as long, and the entropy of a distribution thirty times.
+    If another axis has size 1, XLA for CPUs computes sums of products over the last axis in plain loops: the gradient
+    of a norm becomes six times slower, and the entropy of a distribution thirty times.
     """
     return x.reshape(*(size for size in x.shape[:-1] if size != 1), x.shape[-1])
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x [..., I] times weight [I, O] plus bias [O], accumulated in float32, in x's dtype.
+    """Return x [..., I] times weight [I, O] plus bias [O], accumulated in float32, in x's dtype.
 
-    The float32 accumulation is asked for by name: besides being exact, it is what makes bfloat16
-    products run at full speed on CPUs. The same holds for the two products of the backward pass, and the
-    gradient of a float32 weight stays float32.
+    The float32 accumulation is explicit: it is exact, and bfloat16 products need it to run at full speed on
+    CPUs. The two products of the backward pass do the same, and the gradient of a float32 weight stays float32.
     """
     out = matmul(x, weight)
     if bias is not None:
@@ -95,13 +94,13 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
 
 @jax.custom_vjp
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[..., I] x [I, O] -> float32 [..., O], both factors in x's dtype."""
+    """Multiply [..., I] by [I, O]: float32 [..., O], with both factors in x's dtype."""
     return product(x, weight.astype(x.dtype))
 
 
-# The derivative written by hand: left to itself, JAX multiplies the float32 cotangent of the float32
-# output with the narrow factors, in products of mixed types that no machine runs fast. And a factor is
-# kept for the backward pass only where the other one has a gradient: nothing for frozen weights.
+# Custom derivative: by default JAX multiplies the float32 cotangent of the float32 output by narrow
+# factors, and products of mixed dtypes are slow on every machine. A factor is kept for the backward pass
+# only if the other factor has a gradient: nothing for frozen weights.
 def _matmul_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     kept_x = x.value if weight.perturbed else None
     kept_weight = weight.value if x.perturbed else None
@@ -127,9 +126,9 @@ matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
 
 
 def inverse_root_mean_square(wide: jax.Array, *, eps: float) -> jax.Array:
-    """The factor [..., 1] by which a norm scales float32 values [..., D]; NaN where their squares overflow.
+    """Return the factor [..., 1] by which a norm scales float32 values [..., D]; NaN if their squares overflow.
 
-    The root's inverse would be 0 there: every score would be the same plausible number, and no error.
+    The inverse of the root would be 0: every score would be the same plausible number, without an error.
     """
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     return jnp.where(mean_square < jnp.inf, lax.rsqrt(mean_square + eps), jnp.nan)
@@ -138,11 +137,11 @@ def inverse_root_mean_square(wide: jax.Array, *, eps: float) -> jax.Array:
 def rms_norm(
     x: jax.Array, weight: jax.Array, *, eps: float, plus_one: bool, scale_after_cast: bool
 ) -> jax.Array:
-    """Root-mean-square norm over the last axis, x [..., D], weight [D].
+    """Apply a root-mean-square norm over the last axis of x [..., D], with weight [D].
 
     Args:
-        plus_one: multiply by ``1 + weight`` (Gemma) instead of ``weight``.
-        scale_after_cast: cast the normalised value to x's dtype before multiplying (Llama); otherwise
+        plus_one: If True, multiply by ``1 + weight`` (Gemma) instead of ``weight``.
+        scale_after_cast: If True, cast the normalised value to x's dtype before multiplying (Llama); otherwise
             multiply in float32 and cast the product (Gemma).
     """
     wide = without_unit_axes(x).astype(jnp.float32)
@@ -156,14 +155,14 @@ def rms_norm(
 def rotate(
     x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0, interleaved: bool = False
 ) -> jax.Array:
-    """Rotary embedding of x [B, T, N, H] by angles [B, T, R/2], times ``scale``; channels from R on are not turned.
+    """Rotate x [B, T, N, H] by angles [B, T, R/2] and multiply by ``scale``; channels from R on are not rotated.
 
     Args:
-        x: queries or keys.
-        cos, sin: of the angles.
-        scale: multiplies the result.
-        interleaved: pairs are neighbours (x[2i], x[2i + 1]), not (x[i], x[i + R/2]). All first members of pairs come
-            before all second ones in the result: products of queries and keys are the same in any order.
+        x: Queries or keys.
+        cos, sin: Cosines and sines of the angles.
+        scale: Factor of the result.
+        interleaved: If True, pairs are (x[2i], x[2i + 1]) instead of (x[i], x[i + R/2]). In the result all first
+          members precede all second members, because products of queries and keys do not depend on the order.
     """
     half = cos.shape[-1]
     wide, whole = x.astype(jnp.float32), x.shape[-1] == 2 * half
@@ -178,14 +177,14 @@ def rotate(
 
 
 def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:
-    """activation(gate) * up, computed in float32, in gate's dtype."""
+    """Return activation(gate) * up, computed in float32, in gate's dtype."""
     wide = gate.astype(jnp.float32)
     active = wide * lax.logistic(wide) if kind == "silu" else jax.nn.gelu(wide, approximate=True)
     return (active * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def activate(x: jax.Array, kind: EncoderActivation) -> jax.Array:
-    """An encoder's non-linearity, computed in float32, in x's dtype."""
+    """Apply an encoder's activation, computed in float32, in x's dtype."""
     wide = x.astype(jnp.float32)
     if kind in ("relu", "tanh"):
         return (jax.nn.relu(wide) if kind == "relu" else jnp.tanh(wide)).astype(x.dtype)

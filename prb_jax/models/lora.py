@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
+"""Low-rank adapters (LoRA) for any matrix of the layers: y = x W + scale * (x A) B.
 
-The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
-[L, I, O], and [L, E, I, r] and [L, E, r, O] beside a matrix of each expert. They are variables of the kind
-``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix (``of``) and the factor as PEFT does
-(``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts as the model it adapts.
+Factors are attributes of the layers like their matrix: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] for ``q``
+[L, I, O], and [L, E, I, r] and [L, E, r, O] for experts. They are ``nnx.LoRAParam`` variables, so filters can select
+them. Their metadata contain the matrix (``of``) and PEFT's name of the factor (``part``). A starts as
+normal / sqrt(I) and B as zeros, so an adapted model initially equals its base.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prb_jax.models.parameter import Declaring, arrays
 from prb_jax.models.quantization import FORMS, Narrow, quantise, quantized_project, scale_of
 from prb_jax.records.options import Options, option
 
-_BOTH = "gate_up"  # where experts have one matrix for gate and up, which are adapted together
+_BOTH = "gate_up"  # for experts with one matrix for gate and up, which are adapted together
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 
 
@@ -38,18 +38,18 @@ FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 class LoraConfig(Options, prefix="lora.", error=CheckpointError):
     """Low-rank updates of the layers' matrices, for `tuning="lora"`."""
 
-    rank: int = option(16, "inner size of each update.", least=1)
-    alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
+    rank: int = option(16, "inner dimension of each update.", least=1)
+    alpha: float = option(32.0, "numerator of the scale alpha / rank of updates.", above=0)
     targets: tuple[str, ...] = option(
         ("q", "k", "v", "o", "gate", "up", "down"),
-        "adapted matrices, among q, k, v, o, gate, up, down; of gated attention q_gate too, and of recurrent layers "
-        "delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o.",
+        "adapted matrices, among q, k, v, o, gate, up, down; also q_gate for gated attention, and delta_q, "
+        "delta_k, delta_v, delta_z, delta_b, delta_a, delta_o for recurrent layers.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         recurrent = (f"delta_{name}" for name in "qkvzbao")
-        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default, and the others
+        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default and all others
         unknown = [name for name in self.targets if name not in (*every, _BOTH)]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(
@@ -59,22 +59,22 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
 
     @property
     def scale(self) -> float:
-        """alpha / rank."""
+        """Scale of updates, alpha / rank."""
         return self.alpha / self.rank
 
 
 def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
-    """Put fresh factors, float32, beside the matrices of stacked layers.
+    """Add new float32 factors to the matrices of stacked layers.
 
-    A factor does not depend on which other matrices are adapted.
+    A factor does not depend on the choice of other adapted matrices.
 
     Args:
-        layers: of a decoder.
-        config: rank and targets.
-        seed: of the A factors.
+        layers: Layers of a decoder.
+        config: Rank and targets.
+        seed: Seed of the A factors.
 
     Raises:
-        CheckpointError: a target is not an adaptable matrix of these layers.
+        CheckpointError: A target is not an adaptable matrix of these layers.
     """
     layers.projection = "adapted"
     targets = config.targets
@@ -89,11 +89,11 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
             raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that takes an adapter")
-        *stack, inputs, outputs = matrix.shape  # of layers, and of experts
+        *stack, inputs, outputs = matrix.shape  # axes of layers and experts
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
         a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((*stack, config.rank, outputs), jnp.float32)
-        *experts, before, after = matrix.get_metadata("axes")  # the rank is small, and not split
+        *experts, before, after = matrix.get_metadata("axes")  # the rank axis is small and not sharded
         of: dict[str, Any] = {"of": name, "mixer": matrix.get_metadata("mixer")}
         for factor, value, axes, part in (
             (FACTOR_A, a, (before, None), "lora_A"), (FACTOR_B, b, (None, after), "lora_B"),
@@ -104,23 +104,23 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
     """Adapt stacked layers, and return the factors as a nested dict, e.g. ``{"layers": {"q_lora_a": ...}}``.
 
-    A pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings.
-    Arguments and errors are those of :func:`adapt`.
+    This is a pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings. For arguments
+    and errors see :func:`adapt`.
     """
     adapt(layers, config, seed=seed)
     return {"layers": arrays(nnx.state(layers, nnx.LoRAParam))}
 
 
 def add_arrays(layers: Declaring, names: frozenset[str]) -> None:
-    """As :func:`prb_jax.models.model.add_beside`, for names that the layers did not declare.
+    """Same as :func:`prb_jax.models.model.add_beside`, for names that the layers did not declare.
 
     Raises:
-      CheckpointError: a name that belongs to nothing.
+      CheckpointError: A name belongs to no matrix.
     """
     for form in {form.suffix: form for form in FORMS.values()}.values():
         suffix = form.suffix
         matrices = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        matrices &= vars(layers).keys()  # one suffix ends with the other
+        matrices &= vars(layers).keys()  # because one suffix ends with the other
         if matrices:
             quantise(layers, form, names=matrices)
     adapted = tuple(sorted(name.removesuffix(FACTOR_A) for name in names if name.endswith(FACTOR_A)))
@@ -131,13 +131,13 @@ def add_arrays(layers: Declaring, names: frozenset[str]) -> None:
 
 
 def adapted_project(layer: nnx.Module, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
-    """x [..., I] through the matrix ``name`` of a layer, its bias and its adapter: [..., O] in x's dtype.
+    """Apply the matrix ``name`` of a layer, its bias and its adapter to x [..., I]: [..., O] in x's dtype.
 
     Args:
-        layer: holds the matrix, quantised or not, and what belongs to it.
-        name: of the matrix.
-        x: input.
-        scale: of the adapter's update, see :attr:`LoraConfig.scale`.
+        layer: Layer with the matrix, quantised or not, and its further arrays.
+        name: Name of the matrix.
+        x: Input.
+        scale: Scale of the adapter's update; see :attr:`LoraConfig.scale`.
     """
 
     def beside(suffix: str) -> jax.Array | None:
@@ -160,9 +160,9 @@ def adapted_project(layer: nnx.Module, name: str, x: jax.Array, *, scale: float 
 
 
 def _merges(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether x (W + s A B) is the cheaper way: A B takes no more products than x A and (x A) B do.
+    """Return True if x (W + s A B) is cheaper, i.e. A B needs at most as many products as x A and (x A) B.
 
-    In float32 alone: rounded to bfloat16, W + s A B would lose the small updates of which training consists.
+    Only in float32: rounding W + s A B to bfloat16 would lose the small updates of training.
     """
     tokens, (inputs, outputs) = math.prod(x.shape[:-1]), weight.shape
     return x.dtype == jnp.float32 and tokens * (inputs + outputs) >= inputs * outputs
@@ -170,12 +170,12 @@ def _merges(x: jax.Array, weight: jax.Array) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _merged_matmul(scale: float, x: jax.Array, weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """x (W + scale A B) in float32, in no more passes over activations than x W takes."""
+    """Return x (W + scale A B) in float32, with as many passes over activations as x W."""
     return product(x, _with_update(weight, a, b, scale))
 
 
-# The derivative written by hand: that of W + s A B, a product as large as the forward one, is needed only where W is
-# trained; A and B are narrow.
+# Custom derivative: the gradient of W + s A B, a product as large as the forward one, is needed only if W is trained,
+# because A and B are narrow.
 def _merged_forward(scale: float, x: Any, weight: Any, a: Any, b: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     arrays = tuple(argument.value for argument in (x, weight, a, b))
     return _merged_matmul(scale, *arrays), (*arrays, jnp.zeros(()) if weight.perturbed else None)
@@ -203,15 +203,15 @@ def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | j
 
 
 def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
-    """Plain parameters: W + scale * A B, computed in float32 and stored in W's dtype; adapters removed.
+    """Return parameters without adapters: W + scale * A B, computed in float32 and stored in W's dtype.
 
     Args:
-        config: of the decoder.
-        params: parameters with adapters, or without (then nothing changes).
-        scale: see :attr:`LoraConfig.scale`.
+        config: Configuration of the decoder.
+        params: Parameters, with adapters or without (then nothing changes).
+        scale: Scale of updates; see :attr:`LoraConfig.scale`.
 
     Raises:
-        CheckpointError: an adapted matrix is quantised.
+        CheckpointError: An adapted matrix is quantised.
     """
     layers = bind(config, params).layers
     factors = {key: each for key, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
@@ -226,7 +226,7 @@ def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float
 
 @functools.cache
 def _merge(sharding: jax.sharding.Sharding | None) -> Callable[..., jax.Array]:
-    """Merges a matrix of all layers, a layer at a time: only one layer's update is ever in memory in float32."""
+    """Return a function that merges a matrix layer by layer: only one layer's update is in memory in float32."""
 
     def every(weight: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
         def one(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:

@@ -1,6 +1,6 @@
-"""The module of a configuration: abstract, made from random values, or around given arrays.
+"""Modules of configurations: abstract, with random values, or with given arrays.
 
-Everything that must know the parameters of a model reads them from the abstract module. Nothing is allocated for it.
+All code that needs the parameters of a model reads them from the abstract module, which allocates no memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class HeadedDecoder(Decoder):
-    """A decoder with the tensors of its head; arguments are those of :class:`Decoder`."""
+    """A decoder with the tensors of its head; for arguments see :class:`Decoder`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
         super().__init__(config, rngs=rngs, dtype=dtype)
@@ -49,24 +49,24 @@ def add_head(model: Declaring, head: Head, sizes: Sizes, *, rngs: nnx.Rngs, dtyp
 
 
 def _headed(config: Config) -> Any:
-    """The class of a body with a head."""
+    """Return the class of a body with a head."""
     return HeadedDecoder if isinstance(config, DecoderConfig) else get("encoder", "module").value
 
 
 def abstract_model(config: Config, *, layers: Sequence[str] = ()) -> HeadedDecoder | HeadedEncoder:
-    """Return the module of a configuration with shapes in the place of arrays. It is shared: change nothing in it.
+    """Return the module of a configuration with shapes instead of arrays. It is shared: do not modify it.
 
     Args:
-      config: architecture and head.
-      layers: names of arrays of the layers; those of adapters and of scales tell what is adapted and quantised.
+      config: Architecture and head.
+      layers: Names of the layers' arrays; names of adapters and scales determine the adapted and quantised matrices.
     """
     return abstract(_headed(config), config, frozenset(layers))
 
 
 def bind(config: DecoderConfig, params: Mapping[str, Any]) -> Decoder:
-    """Return the body of a decoder with these arrays, under any trace; further entries, such as a head, are left out.
+    """Return the body of a decoder with these arrays, in any trace; further entries, such as a head, are ignored.
 
-    Adapters and quantised matrices are known by the names of their arrays.
+    Adapters and quantised matrices are recognised by the names of their arrays.
     """
     names = ("embed", "layers", "final_norm")
     graph = _graph(Decoder, config, frozenset(params["layers"]))
@@ -80,7 +80,7 @@ def _graph(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
 
 @functools.cache
 def abstract(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
-    """Return a module of a kind as :func:`abstract_model` does."""
+    """Return a shared abstract module of a class; see :func:`abstract_model`."""
 
     def make() -> Declaring:
         model = kind(config, rngs=nnx.Rngs(0))
@@ -91,30 +91,30 @@ def abstract(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
 
 
 def add_beside(layers: Declaring, names: frozenset[str]) -> None:
-    """Quantise and adapt matrices of stacked layers so that arrays with these names have a place.
+    """Quantise and adapt matrices of stacked layers to match arrays with these names.
 
     Raises:
-      CheckpointError: a name that belongs to nothing.
+      CheckpointError: A name belongs to no matrix.
     """
     if names - vars(layers).keys():
         get("projections", "add").value(layers, names)
 
 
 def init_params(config: Config, *, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Params:
-    """Random parameters of a model as a nested dict, for training from scratch and for benchmarks."""
+    """Return random parameters of a model as a nested dict, for training from scratch and benchmarks."""
     return arrays(_headed(config)(config, rngs=nnx.Rngs(seed), dtype=dtype))
 
 
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config) -> dict[str, Any]:
-    """Return the NamedSharding of every leaf of a nested dict of parameters, as they declare it.
+    """Return the declared NamedSharding of every leaf in a nested dict of parameters.
 
     Args:
-      params: arrays or shapes, of the whole model or of a part.
-      mesh: devices.
-      config: of the model.
+      params: Arrays or shapes of the whole model or a part.
+      mesh: Devices.
+      config: Configuration of the model.
 
     Raises:
-      MeshError: a mesh axis does not divide the dimension that it splits.
+      MeshError: A mesh axis does not divide the dimension that it splits.
     """
     axes = _axes(config, frozenset(params.get("layers", ())))
 
@@ -127,7 +127,7 @@ def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config
 
 @functools.cache
 def _axes(config: Config, layers: frozenset[str]) -> Mapping[Path, Axes]:
-    """Logical axes of every parameter; the first axis of those of layers is that of the layers."""
+    """Return the logical axes of every parameter; parameters of layers have a leading axis of layers."""
     flat = nnx.to_flat_state(nnx.state(abstract_model(config, layers=tuple(layers))))
     stacked = {path: ((None,) if path[0] == "layers" else ()) for path, _ in flat}
     return {tuple(map(str, path)): stacked[path] + variable.get_metadata("axes") for path, variable in flat}

@@ -1,4 +1,4 @@
-"""Model shapes by name, so that a benchmark needs no download. Weights are random."""
+"""Model shapes by name with random weights, for benchmarks without a download."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_conf
 from prb_jax.records.reading import read_object
 
 QUESTION_TOKENS = 40
-"""Of a made-up prefix, its question, where a person has several; what stands before it is the person's profile."""
+"""Tokens of the question in a synthetic prefix, for users with several questions; the tokens before it are the user's
+profile."""
 
 _EVERY = {"num_labels": 1, "pad_token_id": 0, "torch_dtype": "bfloat16"}
 _QWEN3 = _EVERY | {
@@ -33,7 +34,7 @@ def _qwen3_moe(width: int, expert: int, layers: int, heads: int, **others: Any) 
 
 
 def _qwen3_5(width: int, mlp: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
-    """Three of four layers are recurrent."""
+    """Return a shape in which three of four layers are recurrent."""
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers}
     named = {"architectures": ["Qwen3_5TextForSequenceClassification"], "model_type": "qwen3_5_text"}
     rope = {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25}
@@ -44,9 +45,9 @@ def _qwen3_5(width: int, mlp: int, layers: int, heads: int, **others: Any) -> di
 
 
 _CONFIGS: dict[str, dict[str, Any]] = {
-    # 43 million parameters in the proportions of the published sizes, which follow.
+    # 43 million parameters with the proportions of the published sizes below.
     "qwen3-40m": _qwen3(512, 1536, 10, 8, num_key_value_heads=4, vocab_size=6_400, torch_dtype="float32"),
-    # Mixtures of experts. The first one computes as many products a token as the shape above.
+    # Mixtures of experts. The first one has the same FLOPs per token as the shape above.
     "qwen3-110m-a40m": _qwen3_moe(
         512, 384, 10, 8, num_local_experts=16, num_experts_per_tok=4, num_key_value_heads=4, vocab_size=6_400,
         torch_dtype="float32",
@@ -94,20 +95,20 @@ SHAPES = tuple(_CONFIGS)
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The ``config.json`` of a named shape."""
+    """Return the ``config.json`` of a named shape."""
     return dict(_CONFIGS[name])
 
 
 def has_no_weights(name: str) -> bool:
-    """Return whether this is a named shape or a ``config.json``, not a folder or hub id."""
+    """Return True for a named shape or a ``config.json``, False for a folder or hub id."""
     return name in SHAPES or name.endswith(".json")
 
 
 def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
-    """The configuration of a named shape, of a ``config.json``, or of a folder that holds one.
+    """Read the configuration of a named shape, a ``config.json``, or a folder that contains one.
 
     Raises:
-      CheckpointError: the configuration is missing or cannot be used.
+      CheckpointError: The configuration is missing or cannot be used.
     """
     if isinstance(model, DecoderConfig):
         return model

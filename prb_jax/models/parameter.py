@@ -1,8 +1,8 @@
-"""Parameters of the modules: each is declared once, where it is made, with everything that the package must know of it.
+"""Parameters of modules: each is declared once, with all information that the package needs.
 
-The metadata of a declared parameter say how a mesh splits it, which tensor of a Hugging Face checkpoint fills it, and
-what may be done with it. Loading, export, sharding, int8 and LoRA read them from the abstract module
-(:mod:`prb_jax.models.model`); there is no other table of parameters.
+The metadata of a parameter contain its sharding, its tensor in a Hugging Face checkpoint, and the allowed operations.
+Loading, export, sharding, int8 and LoRA read them from the abstract module (:mod:`prb_jax.models.model`), the only
+table of parameters.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Axes = tuple[str | None, ...]
 
 
 ROUTER = "router"
-"""The matrix that chooses the experts of a token, which no program rounds: products with it are float32."""
+"""Name of the matrix that chooses the experts of a token; it is never rounded, and its products are float32."""
 
 
 class Declaring(nnx.Module):
-    """A module whose parameters are listed in the order in which it declares them.
+    """A module that lists its parameters in the order of declaration.
 
-    `rngs` draws random values and `dtype` is the type of all arrays, both only while the module is made.
+    `rngs` draws random values and `dtype` is the dtype of all arrays; both are used only during construction.
     """
 
     order: tuple[str, ...]
-    """Names of parameters and of modules with parameters; set by :meth:`close`."""
+    """Names of parameters and of submodules with parameters; set by :meth:`close`."""
     projection: str = ""
-    """How matrices are multiplied that are not as they were declared, among the projections of `prb_jax.seams`."""
+    """Projection, registered in `prb_jax.seams`, for matrices that were quantised or adapted after declaration."""
 
     def close(self) -> None:
-        """End the declarations: flax itself sorts attributes by name."""
+        """End the declarations and store their order, because flax sorts attributes by name."""
         held = nnx.Variable | nnx.Module
         self.order = tuple(name for name, value in vars(self).items() if isinstance(value, held))
 
@@ -59,17 +59,17 @@ def parameter(
     """Declare a parameter.
 
     Args:
-      value: initial values, without an axis of layers.
-      axes: logical axis of each dimension, see :data:`prb_jax.platform.sharding.RULES`.
-      hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer; with
-        "{expert}" in it, the file has a tensor for each entry of the first axis, or one of all if it is not `turned`.
-      turned: the file holds the last two axes the other way round.
-      adaptable: low-rank adapters may be put beside it.
-      quantisable: it may be held in eight bits.
-      in_body: the name in the file starts with the prefix of the body.
-      readout: it is part of the head that gives rewards: float32, and trained with ``tuning="head"``.
-      mixer: the way of mixing tokens (`layer_mixers` of the configuration) of the layers that have it; None for all.
-      pieces, file_rows: see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
+      value: Initial values, without an axis of layers.
+      axes: Logical axis of each dimension; see :data:`prb_jax.platform.sharding.RULES`.
+      hf: Name of the tensor in a checkpoint of transformers, without the prefix of the body or layer. If it contains
+        "{expert}", the file has one tensor per entry of the first axis, or a single tensor if it is not `turned`.
+      turned: If True, the file stores the last two axes transposed.
+      adaptable: If True, the parameter can have low-rank adapters.
+      quantisable: If True, the parameter may be stored in eight bits.
+      in_body: If True, the name in the file starts with the prefix of the body.
+      readout: If True, the parameter belongs to the reward head: float32, and trained with ``tuning="head"``.
+      mixer: Token mixer (`layer_mixers` of the configuration) of the layers with this parameter; None for all layers.
+      pieces, file_rows: Rows in the file; see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,
@@ -78,11 +78,11 @@ def parameter(
 
 
 def places_in_tensor(outputs: Mapping[str, int], *, groups: int = 1) -> dict[str, dict[str, Any]]:
-    """Return where matrices lie in one tensor of a file that holds all of them, as arguments of :func:`parameter`.
+    """Return the locations of matrices in a fused tensor of a file, as arguments of :func:`parameter`.
 
     Args:
-      outputs: number of outputs of each matrix by its name, in the order of the file.
-      groups: the tensor holds so many groups of rows, each with an equal part of every matrix.
+      outputs: Number of outputs of each matrix by name, in file order.
+      groups: Number of row groups in the tensor, each with an equal part of every matrix.
     """
     total, start = sum(outputs.values()), 0
     found: dict[str, dict[str, Any]] = {}
@@ -99,13 +99,13 @@ def places_in_tensor(outputs: Mapping[str, int], *, groups: int = 1) -> dict[str
 def drawn(
     rngs: nnx.Rngs, *shape: int, dtype: DTypeLike, scale: float | None = None, **declared: Any
 ) -> nnx.Param:
-    """Declare a random normal parameter times ``scale``; of a matrix [inputs, outputs] by default inputs ** -0.5."""
+    """Declare a random normal parameter times ``scale``; default inputs ** -0.5 for a matrix [inputs, outputs]."""
     factor = shape[-2] ** -0.5 if scale is None else scale
     return parameter(factor * jax.random.normal(rngs.params(), shape, dtype), **declared)
 
 
 class HeadTensors(Declaring):
-    """Tensors of a head, as attributes with the names that they have in the file."""
+    """Tensors of a head, as attributes with their names in the file."""
 
     def __init__(self, tensors: tuple[HeadTensor, ...], *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         for tensor in tensors:
@@ -114,7 +114,7 @@ class HeadTensors(Declaring):
 
 
 def of_head(tensor: HeadTensor, *, rngs: nnx.Rngs, dtype: DTypeLike) -> nnx.Param:
-    """Declare the parameter that a head names: random if it is a matrix, zeros if not."""
+    """Declare a parameter of a head: random for a matrix, zeros otherwise."""
     shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
     declared: dict[str, Any] = {
         "axes": tensor.axes or (None,) * len(shape),

@@ -1,14 +1,13 @@
-"""Matrices in eight bits, for scoring with frozen weights: y = s_x s_w (x_q W_q).
+"""Eight-bit matrices for scoring with frozen weights: y = s_x s_w (x_q W_q).
 
-A quantised matrix keeps its place in the layers as a variable of the kind :class:`Narrow`, in another dtype, and its
-float32 scales lie beside it, one for each output channel: ``q`` int8 [L, I, O] and ``q_scale`` [L, O]. ``_scale`` means
-that activations are quantised too, a scale for each token, so that the product is one of eight-bit factors;
-``_weight_scale`` means that the matrix alone is, and the product is one of activations in their own dtype. Which
-matrices can be quantised is said where they are declared; embedding, norms, biases, adapters and the head stay as they
-are.
+A quantised matrix remains an attribute of the layers, as a variable of class :class:`Narrow` with another dtype. A
+second attribute contains its float32 scales, one per output channel: ``q`` int8 [L, I, O] and ``q_scale`` [L, O]. The
+suffix ``_scale`` means that activations are also quantised, with one scale per token, so both factors have eight bits.
+``_weight_scale`` means that only the matrix is quantised, and activations keep their dtype. The declaration of a
+matrix states whether it can be quantised; embedding, norms, biases, adapters and the head are never quantised.
 
-Symmetric, without calibration data: scale = largest absolute value / largest number of the dtype, so a
-weight is off by half a scale at most in int8. Values of int8 and of float8_e4m3fn are exact in bfloat16.
+Quantisation is symmetric and needs no calibration data: scale = largest absolute value / largest number of the dtype.
+The error of an int8 weight is at most half a scale. Values of int8 and of float8_e4m3fn are exact in bfloat16.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from prb_jax.models.model import bind
 from prb_jax.models.parameter import Declaring, arrays
 
 BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
-"""What the names of a quantised matrix's scales end with."""
+"""Suffixes of the names of a quantised matrix's scales."""
 
 _INT8, _FP8 = np.dtype(np.int8), np.dtype(jnp.float8_e4m3fn)
 _LIMITS = {_INT8: 127.0, _FP8: 448.0}
-# A smaller scale would be a denormal number, which accelerators take for zero.
+# A smaller scale would be denormal, and accelerators flush denormals to zero.
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 _Array = TypeVar("_Array", jax.Array, np.ndarray)
@@ -44,15 +43,15 @@ _Array = TypeVar("_Array", jax.Array, np.ndarray)
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How matrices are quantised."""
+    """A format of quantised matrices."""
 
-    name: str  # as given by the user
-    dtype: np.dtype  # of the matrices
-    activations: bool  # activations are quantised too, so that both factors are of this dtype
+    name: str  # name given by the user
+    dtype: np.dtype  # dtype of the matrices
+    activations: bool  # activations are also quantised, so both factors have this dtype
 
     @property
     def suffix(self) -> str:
-        """What the names of its scales end with."""
+        """Suffix of the names of its scales."""
         return BOTH_SCALE if self.activations else WEIGHT_SCALE
 
 
@@ -67,14 +66,14 @@ FORMS: Mapping[str, Form] = {
 
 
 def quantization_form(name: str, *, mesh: Mesh | None = None) -> Form:
-    """The form of this name.
+    """Return the form of this name.
 
     Args:
-        name: one of :data:`FORMS`.
-        mesh: the devices that are to run it; anything goes if not given.
+        name: One of :data:`FORMS`.
+        mesh: Devices for the computation; without it, any form is accepted.
 
     Raises:
-        CheckpointError: an unknown form, or these devices have no matrix units for it.
+        CheckpointError: The form is unknown, or the devices have no matrix units for it.
     """
     form = FORMS.get(name)
     if form is None:
@@ -92,22 +91,22 @@ def _multiplies_fp8(device: Any) -> bool:
         return "v7" in device.device_kind.lower() or "tpu7" in device.device_kind.lower()
     try:
         return device.platform == "gpu" and float(getattr(device, "compute_capability", "")) >= 8.9
-    except ValueError:  # AMD's GPUs are named by an architecture, and know another 8-bit float
+    except ValueError:  # AMD GPUs report an architecture name, and use another 8-bit float
         return False
 
 
 def quantize_array(x: _Array, dtype: np.dtype, *, axis: int) -> tuple[_Array, _Array]:
-    """x in ``dtype`` and its scales, float32, with ``axis`` reduced away; numpy in, numpy out.
+    """Return x in ``dtype`` and its scales, float32, reduced over ``axis``; numpy input gives numpy output.
 
-    A row of zeros has scale 1. The scale of a row with a value that is not finite is not finite either.
+    A row of zeros has scale 1. A row with a non-finite value has a non-finite scale.
     """
     np_or_jnp: Any = np if isinstance(x, np.ndarray) else jnp
     wide = x.astype(np.float32)
     limit = np.float32(_LIMITS[dtype])
-    # Times the reciprocal: compilers make that of a quotient by a constant, and hosts would differ.
+    # Multiply by the reciprocal, because compilers do so for division by a constant and hosts would differ.
     scale = np_or_jnp.max(np_or_jnp.abs(wide), axis=axis) * np.float32(1 / limit)
     scale = np_or_jnp.where(scale < np.float32(_SMALLEST), np.float32(1), scale)
-    # Rounding of the quotient can step over the limit, where float8 has nothing but NaN.
+    # Rounding of the quotient can exceed the limit, beyond which float8 has only NaN.
     quotient = np_or_jnp.clip(wide / np_or_jnp.expand_dims(scale, axis), -limit, limit)
     if dtype == _INT8:
         quotient = np_or_jnp.rint(quotient)
@@ -115,14 +114,14 @@ def quantize_array(x: _Array, dtype: np.dtype, *, axis: int) -> tuple[_Array, _A
 
 
 def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, activations: bool) -> jax.Array:
-    """x [..., I] through a quantised matrix [I, O] with scales [O]: float32 [..., O].
+    """Multiply x [..., I] by a quantised matrix [I, O] with scales [O]: float32 [..., O].
 
     Args:
-        x: activations.
-        weight: int8 or float8_e4m3fn.
-        scale: float32.
-        activations: quantise x too, with a scale for each token; otherwise the matrix is widened to x's
-            dtype, exactly, within the product.
+        x: Activations.
+        weight: Matrix, int8 or float8_e4m3fn.
+        scale: Scales, float32.
+        activations: If True, also quantise x, with one scale per token; otherwise the product converts the matrix
+            exactly to x's dtype.
 
     Sums of int8 products are exact, in int32, up to 133,000 inputs.
     """
@@ -137,15 +136,15 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
 
 
 class Narrow(nnx.Variable):
-    """A matrix in eight bits; ``suffix`` is what the name of its scales ends with."""
+    """An eight-bit matrix; ``suffix`` is the suffix of the name of its scales."""
 
 
 class Scales(nnx.Variable):
-    """The scales of a matrix in eight bits, one for each output channel."""
+    """Scales of an eight-bit matrix, one per output channel."""
 
 
 def scale_of(layer: nnx.Module, name: str) -> tuple[jax.Array, bool] | None:
-    """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
+    """Return the scales of the matrix ``name`` of a layer, and whether activations are also quantised; None if it
     is not quantised."""
     matrix = getattr(layer, name)
     if not isinstance(matrix, Narrow):
@@ -155,17 +154,17 @@ def scale_of(layer: nnx.Module, name: str) -> tuple[jax.Array, bool] | None:
 
 
 def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = None) -> None:
-    """Replace matrices of stacked layers by quantised ones with their scales. It may run under ``jax.jit``.
+    """Replace matrices of stacked layers by quantised matrices with scales; may run under ``jax.jit``.
 
-    Adapters beside a matrix stay as they are, and work on top of it.
+    Adapters of a matrix are unchanged and apply to the quantised matrix.
 
     Args:
-        layers: of a decoder.
-        form: how.
-        names: of the matrices; all that can be if not given.
+        layers: Layers of a decoder.
+        form: Form of quantisation.
+        names: Names of the matrices; by default all quantisable matrices.
 
     Raises:
-        CheckpointError: one is quantised already.
+        CheckpointError: A matrix is already quantised.
     """
     for name in layers.order:
         matrix = getattr(layers, name)
@@ -173,7 +172,7 @@ def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = N
             continue
         if isinstance(matrix, Narrow):
             raise CheckpointError(f"layers/{name}: is quantised already")
-        # A layer at a time: only one layer is ever in memory in float32.
+        # Layer by layer, so only one layer is in memory in float32.
         narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=-2), matrix[...])
         declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable", "mixer")}
         layers.projection = "adapted"
@@ -184,7 +183,7 @@ def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = N
 
 
 def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:
-    """Return all arrays of a decoder, the layers' matrices quantised; errors are those of :func:`quantise`."""
+    """Return all arrays of a decoder, with the layers' matrices quantised; for errors see :func:`quantise`."""
     decoder = bind(config, params)
     quantise(decoder.layers, form)
     return {**params, **arrays(decoder)}

@@ -1,14 +1,14 @@
-"""Rotary position embedding: its parameters, read from both spellings of ``config.json``, and the angles.
+"""Rotary position embedding: parameters, from both spellings of ``config.json``, and angles.
 
-Before transformers 5 a file has ``rope_theta`` and ``rope_scaling`` (whose type is spelled ``type`` or
-``rope_type``), and Gemma 3 adds ``rope_local_base_freq``. From transformers 5 on there is one object
-``rope_parameters``, or one per layer type. An unknown type, or a field that the type does not have,
-is an error: a wrong rope looks fine on short prompts and is wrong on long ones.
+Before transformers 5 a file has ``rope_theta`` and ``rope_scaling`` (with its type in ``type`` or
+``rope_type``), and Gemma 3 adds ``rope_local_base_freq``. From transformers 5 on a file has one object
+``rope_parameters``, or one per layer type. An unknown type, or a field that does not belong to the type,
+raises an error, because a wrong rope is only noticeable on long prompts.
 
 Sources: RoFormer (arXiv 2104.09864) and linear scaling (arXiv 2306.15595); YaRN and the rule of Llama 3.1 are in
 :mod:`prb_jax.models.scaled_ropes`. Rounding follows transformers step by step in float32: at position
-4,096 the last bit of a frequency is already 2e-4 of a radian, and published models were trained with
-those bits.
+4,096 the last bit of a frequency amounts to 2e-4 radians, and published models were trained with this
+rounding.
 """
 
 from __future__ import annotations
@@ -47,23 +47,25 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Everything that decides the rotary angles of one kind of layer."""
+    """Parameters of the rotary angles of one kind of layer."""
 
     rope_type: RopeType
     theta: float  # base of the geometric series of wavelengths
-    rotary_dim: int  # channels of a head that are rotated, the first ones
-    factor: float = 1.0  # by how much the context was extended (1 for ``default``)
+    rotary_dim: int  # number of rotated channels, the first ones of a head
+    factor: float = 1.0  # factor of context extension (1 for ``default``)
     low_freq_factor: float = 1.0  # bounds of the blended band (``llama3``)
     high_freq_factor: float = 1.0
-    original_max_position_embeddings: int = 0  # tokens, in pre-training (``llama3``, ``yarn``)
-    beta_fast: float = 32.0  # rotations over the original context that bound the ramp (``yarn``)
+    original_max_position_embeddings: int = (
+        0  # context length in pre-training, in tokens (``llama3``, ``yarn``)
+    )
+    beta_fast: float = 32.0  # rotations over the original context at the bounds of the ramp (``yarn``)
     beta_slow: float = 1.0
-    truncate: bool = True  # the bounds of the ramp are rounded outwards to whole dimensions (``yarn``)
-    attention_factor: float = 1.0  # multiplies cos and sin (``yarn``, ``longrope``; 1 otherwise)
-    short_factor: tuple[float, ...] = ()  # divides the frequency of each pair (``longrope``)
+    truncate: bool = True  # round the bounds of the ramp outwards to whole dimensions (``yarn``)
+    attention_factor: float = 1.0  # factor of cos and sin (``yarn``, ``longrope``; 1 otherwise)
+    short_factor: tuple[float, ...] = ()  # divisor of each pair's frequency (``longrope``)
     longest: int = 2**31 - 1
-    """Tokens of a conversation for which the angles hold: beyond them ``longrope`` has other factors, from the first
-    token on, which are not followed here."""
+    """Maximum conversation length for these angles; for longer ones ``longrope`` uses other factors from the first
+    token on, which are not supported."""
     query_growth: float = 0.0
     """b: queries are multiplied by 1 + b ln(1 + floor(position / original_max_position_embeddings))."""
 
@@ -71,20 +73,20 @@ class RopeConfig:
 def parse_ropes(
     fields: FieldReader, family: Family, *, head_dim: int, longest: int
 ) -> tuple[RopeConfig, RopeConfig | None]:
-    """The ropes of full and of sliding layers; the second is None in families whose layers all share one.
+    """Parse the ropes of full and sliding layers; the second is None in families with one rope for all layers.
 
-    In the old spelling of a family with two, ``rope_theta`` and ``rope_scaling`` belong to the full layers and
-    the family's ``local_theta`` to the sliding ones, which are never scaled.
+    In the old spelling of a family with two ropes, ``rope_theta`` and ``rope_scaling`` belong to the full layers. The
+    field ``local_theta`` of the family belongs to the sliding layers, which are never scaled.
 
     Args:
-      fields: reader of the whole ``config.json``.
-      family: the family's facts, and its values for fields that are not given.
-      head_dim: H.
-      longest: ``max_position_embeddings``, used where the original context length is not given.
+      fields: Reader of the whole ``config.json``.
+      family: Properties of the family, with defaults for absent fields.
+      head_dim: H, the width of a head.
+      longest: ``max_position_embeddings``, the default of the original context length.
 
     Raises:
-      CheckpointError: unknown type, unknown or mistyped field, two spellings that disagree, or one that transformers
-        ignores.
+      CheckpointError: The type or a field is unknown, a field is mistyped, two spellings disagree, or transformers
+        ignores the spelling.
     """
     scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
     local_theta, absent = family.local_theta, family.defaults
@@ -99,10 +101,10 @@ def parse_ropes(
             expected = " and ".join(map(repr, _LAYER_TYPES))
             raise fields.error("rope_parameters", f"objects {expected}", found=f"keys {unknown}")
         if scaling and "rope_type" not in scaling:
-            # transformers 4 takes the older spelling 'type' here, transformers 5 ignores it.
+            # transformers 4 reads the older spelling 'type' here, but transformers 5 ignores it.
             raise in_scaling.error("rope_type", "a rope type")
     if scaling and parameters:
-        # transformers takes the older spelling, and loses the theta inside the newer one
+        # transformers reads the older spelling and ignores the theta inside the newer one
         raise CheckpointError(
             f"{fields.where}: both 'rope_scaling' and 'rope_parameters' are given: keep one of them"
         )
@@ -123,7 +125,7 @@ def parse_ropes(
         and not parameters
         and fields.number(theta[0], default=theta[1]) != theta[1]
     ):
-        # transformers 4 gives this theta to all layers, transformers 5 to the full ones only.
+        # transformers 4 applies this theta to all layers, transformers 5 only to the full layers.
         raise fields.error("rope_theta", f"{theta[1]:.0f}, or a theta for each layer type in rope_parameters")
     full, sliding = (of_layers(layer_type) for layer_type in _LAYER_TYPES)
     return (
@@ -142,21 +144,21 @@ def _parse_rope(
     longest: int,
     by_layer_type: bool = False,
 ) -> RopeConfig:
-    """One rope.
+    """Parse one rope.
 
     Args:
-      fields: the whole file.
-      rope: the rope's own object.
-      outer_theta: the field beside that object with theta, and the value of the family.
-      family, head_dim, longest: as of :func:`parse_ropes`.
-      by_layer_type: the family has one rope for each type of layers.
+      fields: Reader of the whole file.
+      rope: Reader of the rope's object.
+      outer_theta: Field with theta outside this object, and the family's default.
+      family, head_dim, longest: Same as in :func:`parse_ropes`.
+      by_layer_type: If True, the family has one rope per layer type.
     """
     theta = _same_inside(rope, fields, "rope_theta", *outer_theta, read=FieldReader.number)
-    if not by_layer_type:  # some files keep the original length outside the rope object
+    if not by_layer_type:  # some files store the original length outside the rope object
         default = family.defaults.get(_LENGTH, longest)
         original = _same_inside(rope, fields, _LENGTH, _LENGTH, default, read=FieldReader.integer)
     elif rope.raw.get("truncate") is False:
-        # transformers looks for it outside the layer type's object, so never honours it.
+        # transformers searches outside the layer type's object, so it never applies the value.
         raise rope.error("truncate", "true or no such field, as this model family has no other behaviour")
     else:
         original = rope.integer(_LENGTH, default=longest)
@@ -164,7 +166,7 @@ def _parse_rope(
     rope_type = _rope_type(rope, family)
     known = _FIELDS[rope_type] | _EVERY_TYPE | (_OF_GROWTH if family.query_growth else set())
     known |= set(family.unused_rope_fields)
-    # Some tools write the original length beside types that do not use it; it changes nothing there.
+    # Some tools write the original length for types that do not use it, without effect.
     for key in sorted(set(rope.raw) - known - {_LENGTH}):
         if rope.raw[key] is not None:
             raise CheckpointError(
@@ -226,7 +228,7 @@ def _object(fields: FieldReader, name: str) -> Mapping[str, Any]:
 def _same_inside(
     rope: FieldReader, fields: FieldReader, inner: str, outer: str, default: Any, *, read: Any
 ) -> Any:
-    """A field of the rope object, else the one beside it, else the default; two that disagree are an error."""
+    """Return a field of the rope object, else the field outside it, else the default; reject two that disagree."""
     beside = read(fields, outer, default=default)
     value = read(rope, inner, default=beside)
     if fields.has(outer) and value != beside:
@@ -248,7 +250,7 @@ def _rope_type(rope: FieldReader, family: Family) -> RopeType:
 
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
-    """Radians per token of each rotated pair, float32 ``[R/2]`` for R rotated channels."""
+    """Return radians per token of each rotated pair, float32 ``[R/2]`` for R rotated channels."""
     # theta ** (2i / R): the exponent is rounded to float32, then the power.
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     powers = np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
@@ -261,17 +263,17 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
 
 
 def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine for the given positions, scaled by the rope's attention factor.
+    """Return cosine and sine for the given positions, scaled by the rope's attention factor.
 
     Args:
-      positions: int32 ``[...]``.
-      rope: the layer's rope.
+      positions: Positions int32 ``[...]``.
+      rope: Rope of the layer.
 
     Returns:
-      ``(cos, sin)``, float32 ``[..., R/2]``. Pair i of a head is (x[i], x[i + R/2]), or neighbours in families that
-      interleave them.
+      ``(cos, sin)``, float32 ``[..., R/2]``. Pair i of a head is (x[i], x[i + R/2]), or adjacent channels in families
+      with interleaved pairs.
     """
-    # float32 whatever the model's dtype: in bfloat16 position 257 would become 256.
+    # float32 regardless of the model's dtype: in bfloat16 position 257 would become 256.
     frequencies = jnp.asarray(inverse_frequencies(rope))
     angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequencies
     scale = jnp.float32(rope.attention_factor)
@@ -279,6 +281,6 @@ def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[
 
 
 def query_growth(positions: jax.Array | np.ndarray, rope: RopeConfig) -> jax.Array:
-    """Return the factors by which queries grow with their positions, float32 in the shape of ``positions``."""
+    """Return the factors that scale queries by position, float32 in the shape of ``positions``."""
     rounds = jnp.floor(jnp.asarray(positions).astype(jnp.float32) / rope.original_max_position_embeddings)
     return 1 + rope.query_growth * jnp.log(1 + rounds)

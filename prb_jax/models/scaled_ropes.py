@@ -1,6 +1,6 @@
-"""Rotary frequencies of models whose context was extended: YaRN (arXiv 2309.00071), LongRoPE, the rule of Llama 3.1.
+"""Rotary frequencies of models with extended context: YaRN (arXiv 2309.00071), LongRoPE, the rule of Llama 3.1.
 
-Each is given the rope, its plain inverse frequencies, and the powers that these are the inverses of, float32 ``[R/2]``.
+Arguments of each rule are the rope, its plain inverse frequencies, and their reciprocals, float32 ``[R/2]``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prb_jax.models.rope import RopeConfig
 
 
 def yarn_attention_factor(rope: FieldReader, factor: float) -> float:
-    """YaRN (arXiv 2309.00071) eq. 22: 0.1 ln(factor) + 1, unless the file says otherwise."""
+    """Return 0.1 ln(factor) + 1 (YaRN, arXiv 2309.00071, eq. 22), unless the file contains another value."""
 
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -29,7 +29,7 @@ def yarn_attention_factor(rope: FieldReader, factor: float) -> float:
 
 
 def llama3(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Slow long wavelengths by ``factor``, keep short ones, and blend between."""
+    """Slow long wavelengths by ``factor``, keep short wavelengths, and blend between them."""
     factor, low, high = (np.float32(x) for x in (rope.factor, rope.low_freq_factor, rope.high_freq_factor))
     length = np.float32(rope.original_max_position_embeddings)
     wavelengths = np.float32(2 * math.pi) / frequencies
@@ -41,10 +41,10 @@ def llama3(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.
 
 
 def yarn(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Keep pairs that turn often, slow pairs that turn rarely, with a linear ramp between."""
+    """Keep pairs that rotate often, slow pairs that rotate rarely, with a linear ramp between them."""
 
     def pair_of(rotations: float) -> float:
-        """The (fractional) pair that makes this many turns over the original context."""
+        """Return the (fractional) pair index with this many rotations over the original context."""
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
         return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
@@ -62,5 +62,5 @@ def yarn(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.nd
 
 
 def longrope(rope: RopeConfig, frequencies: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Slow every pair by its own factor of the config, which was searched for (arXiv 2402.13753)."""
+    """Slow every pair by a separate factor from the config, found by a search (arXiv 2402.13753)."""
     return np.float32(1.0) / (np.asarray(rope.short_factor, np.float32) * powers)

@@ -3,13 +3,13 @@
 from typing import Literal, get_args
 
 Tuning = Literal["head", "lora", "full"]
-"""What is trained; here it takes no JAX to import."""
+"""Part of the model that is trained. Defined here because importing this module does not load JAX."""
 
 TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
 
 PASSES: dict[Tuning, float] = {"head": 1.0, "lora": 2.0, "full": 3.0}
-"""FLOPs of a step in forward passes: a frozen backbone under a trained head has no backward pass; under
-adapters only that through the activations; a trained one also that of its weights."""
+"""Cost of a training step in forward passes. "head": a frozen backbone needs no backward pass. "lora": the
+backward pass computes gradients of activations. "full": it also computes gradients of the weights."""
 
 LAYOUTS = ("standard", "value-head")
-"""Of checkpoints that are written: see :mod:`prb_jax.training.layouts`."""
+"""Formats in which checkpoints are written; see :mod:`prb_jax.training.layouts`."""

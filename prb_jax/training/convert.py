@@ -1,4 +1,4 @@
-"""A training run, or any checkpoint this library reads, as a Hugging Face folder: `prb convert`."""
+"""Conversion of a training run, or of any checkpoint this library reads, to a Hugging Face folder: `prb convert`."""
 
 from __future__ import annotations
 
@@ -56,24 +56,25 @@ def convert(
     drop_bias: bool = False,
     layout: str = "standard",
 ) -> Path:
-    """Writes a model as a Hugging Face folder that `prb_jax.load` and transformers load.
+    """Write a model as a Hugging Face folder that `prb_jax.load` and transformers load.
 
     Args:
-      source: run of `prb train`, finished or not; what `prb_jax.load` takes; a language model, or a run of `prb ppo`.
-      target: must not exist, or be what the same call wrote.
-      adapter: of a run with `tuning="lora"`: writes a PEFT adapter with its head instead of a whole model.
-      step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
-        validation), "last", or a step.
-      dtype: of the weights but the head; that of the run or the checkpoint if not given.
-      revision, base, tokenizer, chat_template, readout: of a checkpoint, as for `prb_jax.load`.
-      drop_bias: leaves out the bias of a head that has one.
-      layout: of a checkpoint: "standard", a `*ForSequenceClassification`; or "value-head", as TRL and
-        LLaMA-Factory have it.
+      source: Run of `prb train`, finished or not; model that `prb_jax.load` accepts; language model; or run of `prb
+        ppo`.
+      target: Folder to write. It must not exist, or must be the result of the same call.
+      adapter: If True, write a PEFT adapter with its head instead of a whole model; requires a run with
+        `tuning="lora"`.
+      step: Checkpoint of a run: "best" by validation (the default; the last one without validation), "last", or a
+        step.
+      dtype: Dtype of all weights except the head; by default the dtype of the run or the checkpoint.
+      revision, base, tokenizer, chat_template, readout: Options of a checkpoint, as for `prb_jax.load`.
+      drop_bias: If True, omit the bias of a head that has one.
+      layout: Layout for a checkpoint: "standard", a `*ForSequenceClassification`; or "value-head", the layout of TRL
+        and LLaMA-Factory.
 
     Raises:
-      RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
-        exists or cannot be written.
-      CheckpointError: the checkpoint cannot be used, has no adapter, more than an adapter, or a head that is not
+      RunError: The run lacks this checkpoint, its starting model has changed, or `target` exists or cannot be written.
+      CheckpointError: The checkpoint cannot be used, has no adapter, has more than an adapter, or its head is not
         linear.
     """
     if layout not in LAYOUTS:
@@ -95,7 +96,7 @@ def convert(
         named += [] if layout == "standard" else ["layout"]
         if named:
             raise RunError(
-                f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its "
+                f"{', '.join(named)}: not for a run of `prb train`, but {path} is one; leave it out, or convert its "
                 "model folder"
             )
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
@@ -116,10 +117,10 @@ def _convert_run(
         raise RunError(
             f"{path / TRAIN}: field 'sessions': expected the settings of the last start, found none"
         )
-    # What it was started with the last time, on whatever devices are here now.
+    # The settings of the last session apply, but the mesh is chosen for the devices present now.
     last = {**run["inputs"]["settings"], **started, "mesh": None, "attention": "auto"}
-    settings = load_settings(last, complete=False)  # its data may have been records
-    # Frozen weights are read as they will be written, so that nothing is rounded twice.
+    settings = load_settings(last, complete=False)  # the data may have been passed as records
+    # Frozen weights are read in the dtype they are written in, to avoid rounding twice.
     kept = dtype or settings.exported_dtype
     settings = load_settings(settings, [f"dtype={kept}", f"export.dtype={kept}"], complete=False)
     start = start_from(settings, Held(), out=path)

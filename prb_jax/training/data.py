@@ -1,4 +1,4 @@
-"""The data of a run: what is trained on, what is held out, and which comparisons each step sees."""
+"""Data of a run: training data, validation data, and the comparisons of each step."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ from prb_jax.training.config import TrainSettings, ValidationSettings
 from prb_jax.trees.tree import Tree
 
 SPLIT = "train"
-"""The split that is read of sources that have several."""
+"""Split to read from sources that have several."""
 
 Row = Comparison | TableRow
-"""A comparison, or the part of it that is no text."""
+"""A comparison, or its fields without the texts."""
 
 _OPEN = 16
-"""Steps that still take users while further ones are filled."""
+"""Number of partly filled steps that still accept users."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens."""
+    """Comparisons of one role: training, validation or test. Training comparisons also get tokens."""
 
     comparisons: Items[Any]
-    known: Items[Any]  # a `Row` of each: of the same comparisons, the part that is no text
-    # the prepared folder with tokens that they all come from, and its split, if there is one
+    known: Items[Any]  # a `Row` for each comparison: its fields without the texts
+    # the folder of prepared tokens that all comparisons come from, and its split; None without one
     prepared: tuple[Path, str] | None = None
-    sources: Sequence[Mapping[str, Any]] = ()  # what each named source is made of, JSON-ready
-    trees: Items[Tree] = field(default_factory=Held[Tree])  # the tokens of each, once they are known
-    # float32 [n], of each in the loss; equal ones if not given
+    sources: Sequence[Mapping[str, Any]] = ()  # contents of each named source, JSON-ready
+    trees: Items[Tree] = field(default_factory=Held[Tree])  # tokens of each comparison, once encoded
+    # float32 [n], weight of each comparison in the loss; all 1 by default
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    # int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not
-    # given
+    # int32 [n], row of each comparison's user in the method of personalisation; by default 0, the generic user
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class Examples:
         return len(self.known)
 
     def at(self, places: np.ndarray) -> Examples:
-        """Return the comparisons at these places."""
+        """Return the comparisons at these indices."""
         return Examples(self.comparisons.at(places), self.known.at(places), self.prepared)
 
 
@@ -73,25 +72,25 @@ class Examples:
 class TrainingData:
     """Labelled comparisons for one run."""
 
-    train: Examples  # to train on, at least one, with distinct ids
+    train: Examples  # at least one comparison; ids are distinct
     validation: Examples  # held out; empty in a run without validation
-    sources: Mapping[str, Any]  # what each named source is made of, JSON-ready
-    split_by: str | None  # "user", "id", "data" (sources of its own) or None
+    sources: Mapping[str, Any]  # contents of each named source, JSON-ready
+    split_by: str | None  # "user", "id", "data" (separate sources) or None
 
 
 def read_training_data(
     settings: TrainSettings, *, data: Records | None = None, validation: Records | None = None
 ) -> TrainingData:
-    """Reads and splits the data of a run.
+    """Read and split the data of a run.
 
     Args:
-      settings: of the run.
-      data, validation: records in place of the sources that the settings name.
+      settings: Settings of the run.
+      data, validation: Records that replace the sources named in the settings.
 
     Raises:
-      RunError: records and the name of a source for the same role.
-      DataError: what `read_comparisons` raises, as for equal labels; an empty split; ids or users on both
-        sides of a boundary that they must not cross.
+      RunError: A role has both records and the name of a source.
+      DataError: `read_comparisons` fails, e.g. on equal labels; a split is empty; or two splits share ids or users
+        that must not be shared.
     """
     options, split_by = settings.validation, None
     subset = settings.subset
@@ -127,14 +126,14 @@ def read_examples(
     Args:
       text: Names of sources.
       role: Config key that names them.
-      split: Split to read from sources that have several.
+      split: Split to read from sources with several splits.
       subset: Only this subset of each source.
       limit: Most comparisons of each source.
-      given: Records in place of named sources.
+      given: Records that replace named sources.
 
     Raises:
-      RunError: records and the name of a source.
-      DataError: what `read_comparisons` raises; an id that occurs in two sources.
+      RunError: Both records and the name of a source are given.
+      DataError: `read_comparisons` fails, or an id occurs in two sources.
     """
     comparisons = Held[Comparison]()
     sources: list[Mapping[str, Any]] = []
@@ -146,7 +145,7 @@ def read_examples(
     parts = [(name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)]
     for name, part in parts:
         about = describe_source(name, split=split)
-        if not about.get("files"):  # only its name is known without reading it
+        if not about.get("files"):  # without files, only the contents identify the source
             about["sha256"] = digest(part)
         sources.append(about)
     if not all(part.in_memory for _, part in parts):
@@ -158,8 +157,8 @@ def read_examples(
 
 
 def _named(text: str | None) -> list[str]:
-    """The names of sources in a setting: one, or several with commas between them."""
-    if text and Path(text).exists():  # a path may hold commas
+    """Return the source names in a setting, separated by commas."""
+    if text and Path(text).exists():  # a path may contain commas
         return [text]
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
@@ -167,7 +166,7 @@ def _named(text: str | None) -> list[str]:
 def _read_large(
     parts: Sequence[tuple[str, Items[Comparison]]], *, subset: str | None, limit: int | None, split: str
 ) -> Examples:
-    """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
+    """Read data larger than memory: one pass over all fields except texts, or none if tokens are prepared."""
     read: list[Examples] = []
     for name, part in parts:
         folder: Path | None = None
@@ -187,7 +186,7 @@ def _read_large(
 
 
 def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
-    """ "user" or "id": what `validation.by` means for these comparisons."""
+    """Resolve `validation.by` for these comparisons: "user" or "id"."""
     users = {comparison.user_id for comparison in comparisons if comparison.user_id is not None}
     if options.by == "user" and len(users) < 2:
         raise DataError(
@@ -198,11 +197,11 @@ def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
 
 
 def _held_out(comparisons: Sequence[Row], *, fraction: float, by: str) -> np.ndarray:
-    """bool [n]: which comparisons are held out: whole users (`by` "user") or single comparisons ("id").
+    """Return a mask, bool [n], of held-out comparisons: whole users (`by` "user") or single comparisons ("id").
 
-    Which ones depends on their names alone, not on a seed, the order or the process: runs with different
-    seeds are validated on the same comparisons. At least one is held out and at least one is left. A
-    comparison without a user counts as a user of its own.
+    The choice depends only on names, not on a seed, the order or the process: runs with different seeds
+    validate on the same comparisons. At least one is held out and at least one remains. A comparison
+    without a user counts as a separate user.
     """
 
     def key(comparison: Row) -> str:
@@ -233,7 +232,7 @@ def _refuse_repeated_ids(comparisons: Sequence[Row], role: str) -> None:
 def _check_boundaries(
     roles: Mapping[str, Sequence[Row]], options: ValidationSettings, *, own_validation: bool
 ) -> None:
-    """No id in two roles; no user of the validation in the test data, nor (own sources) in the training data."""
+    """Reject ids in two roles, and validation users in the test data or (separate sources) in the training data."""
     pairs = [("ids", "training", "validation"), ("ids", "training", "test"), ("ids", "validation", "test")]
     if not options.shared_users:
         pairs += [("users", "validation", "test")]
@@ -251,7 +250,7 @@ def _check_boundaries(
 
 
 def user_weights(comparisons: Sequence[OfUser]) -> np.ndarray:
-    """float32 [n], mean 1: each user's comparisons weigh the same in sum, one without a user as one user."""
+    """Return weights, float32 [n], mean 1: equal sums per user; a comparison without a user is a separate user."""
     counts = Counter(comparison.user_id for comparison in comparisons)
     weights = np.asarray(
         [1.0 if one.user_id is None else 1.0 / counts[one.user_id] for one in comparisons], np.float64
@@ -260,23 +259,23 @@ def user_weights(comparisons: Sequence[OfUser]) -> np.ndarray:
 
 
 class Order:
-    """Which comparisons each step sees: step s takes the positions [s * B, (s + 1) * B) of an endless stream.
+    """Order of comparisons: step s takes positions [s * B, (s + 1) * B) of an endless stream.
 
-    The stream is the data epoch after epoch, each in a random order that depends on (seed, epoch) alone. So a run on
-    another mesh or with another number of processes sees the same comparisons in the same steps, and a run that is
-    continued needs to know nothing but the number of its step.
+    The stream repeats the data, each epoch in a random order that depends only on (seed, epoch). Runs on different
+    meshes or numbers of processes therefore see the same comparisons in the same steps. A continued run needs only
+    its step number.
 
     Args:
-      count: comparisons in the data.
-      per_step: B, comparisons in a step; at most so many in :class:`UserOrder`.
-      seed: of the order.
+      count: Number of comparisons in the data.
+      per_step: B, comparisons per step; an upper limit in :class:`UserOrder`.
+      seed: Seed of the order.
     """
 
     def __init__(self, count: int, per_step: int, seed: int) -> None:
         self.count, self.per_step, self.seed = count, per_step, seed
 
     def step(self, step: int) -> np.ndarray:
-        """int64 [at most B]: indices of the comparisons of one step (from 0)."""
+        """Return the comparisons of one step (from 0) as indices, int64 [at most B]."""
         positions = np.arange(step * self.per_step, (step + 1) * self.per_step)
         epochs = positions // self.count
         members = np.empty(self.per_step, np.int64)
@@ -286,30 +285,30 @@ class Order:
         return members
 
     def seen(self, step: int) -> int:
-        """Comparisons in all steps before this one."""
+        """Return the number of comparisons in all earlier steps."""
         return step * self.per_step
 
     def epoch_of(self, step: int) -> float:
-        """How many times the data has been seen before this step."""
+        """Return the number of epochs completed before this step, a fraction included."""
         return self.seen(step) / self.count
 
 
 class UserOrder(Order):
-    """Whole users: a step takes all comparisons of some users who have not had their turn in this epoch.
+    """Order by whole users: a step takes all comparisons of some users not yet used in this epoch.
 
-    Users come in a random order, each into the first step with room. A user with more comparisons than a step has room
-    for is split into parts of about equal size, which take their turns like users.
+    Users are drawn in random order, each into the first step with room. A user with more comparisons than fit into a
+    step is split into parts of about equal size, and each part is treated as a user.
 
     Args:
-      comparisons: of the data; one without a user is a user of its own.
-      per_step: most comparisons in a step.
-      seed: of the order.
+      comparisons: Comparisons of the data; one without a user counts as a separate user.
+      per_step: Maximum number of comparisons per step.
+      seed: Seed of the order.
 
     Attributes:
-      split: how many users are split.
+      split: Number of users that are split.
 
     Raises:
-      DataError: no comparison has a user.
+      DataError: No comparison has a user.
     """
 
     def __init__(self, comparisons: Sequence[OfUser], *, per_step: int, seed: int) -> None:
@@ -339,7 +338,7 @@ class UserOrder(Order):
         return number * self.count + sum(map(len, steps[:within]))
 
     def _find(self, step: int) -> tuple[int, list[np.ndarray], int]:
-        """The epoch of a step, all steps of this epoch, and the place of the step among them."""
+        """Return the epoch of a step, all steps of this epoch, and the index of the step among them."""
         with self._lock:
             while self._starts[-1] <= step:
                 self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
@@ -347,7 +346,7 @@ class UserOrder(Order):
             return number, self._epoch(number), step - self._starts[number]
 
     def _epoch(self, number: int) -> list[np.ndarray]:
-        """The comparisons of each step of one epoch."""
+        """Return the comparisons of each step of one epoch."""
         if number not in self._epochs:
             self._epochs = {key: value for key, value in self._epochs.items() if key == number - 1}
             steps: list[list[np.ndarray]] = []
@@ -367,7 +366,7 @@ class UserOrder(Order):
 
 @functools.lru_cache(maxsize=2)  # a step touches one epoch, or the end of one and the start of the next
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """int64 [count]: the order of one epoch, a pure function of the arguments."""
-    # Philox by counter: defined for all platforms and versions, and epochs are independent streams.
+    """Return the order of one epoch, int64 [count], a pure function of the arguments."""
+    # Philox is defined by its counter: equal on all platforms and versions, with independent streams per epoch.
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     return np.argsort(generator.random(count), kind="stable")

@@ -1,4 +1,4 @@
-"""Trained weights as Hugging Face folders: a whole model, or a PEFT adapter with its head."""
+"""Export of trained weights to Hugging Face folders: a whole model, or a PEFT adapter with its head."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _TEMPLATE = "chat_template.jinja"
 
-Write = Callable[[Path], None]  # writes files into a folder that will appear whole
+Write = Callable[[Path], None]  # writes the files of a folder that is renamed into place when complete
 
 
 def export_model(
     params: Params, start: Start, folder: Path, *, mesh: Mesh, settings: RunOptions, more: Write
 ) -> None:
-    """Writes a model that `prb_jax.load` and transformers load; adapters are merged into their matrices.
+    """Write a model that `prb_jax.load` and transformers load; adapters are merged into their matrices.
 
-    The folder appears whole or not at all. Every process of a run must call this; the first one writes. The head stays
-    float32, whatever the type of the other weights.
+    The folder appears complete or not at all. Every process of a run must call this; the first one writes. The head
+    stays float32, regardless of the dtype of the other weights.
 
     Args:
-      params: trained parameters, with or without adapters.
-      start: the model they come from: architecture and tokenizer.
-      folder: must not exist.
-      mesh: of the parameters.
-      settings: of the run.
-      more: writes further files.
+      params: Trained parameters, with or without adapters.
+      start: Model they come from: architecture and tokenizer.
+      folder: Folder to write; it must not exist.
+      mesh: Mesh of the parameters.
+      settings: Settings of the run.
+      more: Function that writes further files.
 
     Raises:
-      RunError: the folder exists or cannot be written.
+      RunError: The folder exists or cannot be written.
     """
     kind = jnp.dtype(settings.exported_dtype)
     merged = merge_lora(start.config, params, scale=settings.lora_scale)
-    # A leaf at a time: the float32 original of each may go before the next one is cast.
+    # One leaf at a time: each float32 original can be freed before the next leaf is cast.
     cast = {
         name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
         for name, leaf in merged.items()
@@ -79,9 +79,9 @@ def export_model(
 def export_adapter(
     params: Params, start: Start, folder: Path, *, mesh: Mesh, settings: RunOptions, more: Write
 ) -> None:
-    """Writes the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
+    """Write the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
-    Arguments and errors are those of :func:`export_model`; `params` must have adapters. Adapters of experts are a
+    For the arguments and errors see :func:`export_model`. `params` must have adapters; adapters of experts raise
     RunError.
     """
     lora = settings.lora
@@ -94,7 +94,7 @@ def export_adapter(
     host = _gather({"layers": factors, **head}, mesh)
     maps = leaf_maps(start.config)
     modules = {leaf.path[-1]: leaf for leaf in maps if leaf.transposed}
-    adapted: dict[str, list[LeafMap]] = {}  # matrices of each tensor of the file
+    adapted: dict[str, list[LeafMap]] = {}  # our matrices for each tensor of the file
     for name in lora.targets:
         adapted.setdefault(modules[name].key, []).append(modules[name])
 
@@ -140,7 +140,7 @@ def export_adapter(
 
 
 def adapter_refusal(config: DecoderConfig, lora: LoraConfig) -> str:
-    """Return why adapters of a model cannot be exported for PEFT; "" if they can."""
+    """Return the reason why adapters of a model cannot be exported for PEFT; "" if they can."""
     experts = {"gate", "up", "gate_up", "down"} & {*lora.targets} if config.experts is not None else ()
     if not experts:
         return ""
@@ -153,7 +153,7 @@ def adapter_refusal(config: DecoderConfig, lora: LoraConfig) -> str:
 def _peft_factors(
     leaves: Sequence[LeafMap], factors: Mapping[str, Any], layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of one module of PEFT. A tensor of several matrices has their ranks one after the other."""
+    """Return A and B of one PEFT module. If a tensor fuses several matrices, their ranks are concatenated."""
     pairs = [
         [
             np.ascontiguousarray(np.asarray(factors[f"{leaf.path[-1]}{factor}"][layer], np.float32).T)
@@ -175,9 +175,9 @@ def _peft_factors(
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:
-    """Copy the tokenizer's files, and write the chat template in use where it differs from theirs.
+    """Copy the tokenizer's files, and write the chat template in use if it differs from the template in the files.
 
-    A tokenizer whose files need code from their repository is written as a ``tokenizer.json``, which needs none.
+    A tokenizer that needs code from its repository is written as a ``tokenizer.json``, which needs no code.
     """
     if class_without_code(source) is not None:
         tokenizer.tokenizer.save_pretrained(folder)
@@ -185,7 +185,7 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
         for name in TOKENIZER_FILES:
             copy_file(source / name, folder / name)
     text = tokenizer.template.text
-    if tokenizer.template.reads_clock:  # without the macro that stops it, which loading puts there again
+    if tokenizer.template.reads_clock:  # omit the macro that fixes the clock; loading adds it again
         text = text.partition("{% endmacro %}\n")[2]
     try:
         stored = tokenizer.tokenizer.get_chat_template()
@@ -196,15 +196,15 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file, if it is there."""
+    """Copy a file if it exists."""
     if source.is_file():
         shutil.copyfile(source, target)
 
 
 def _gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
-    """Parameters that the first process can write: as they are in one process, else as its numpy arrays.
+    """Return parameters that the first process can write: unchanged with one process, else as numpy arrays.
 
-    With several, stacked leaves are gathered layer by layer, so that no device ever holds a whole leaf.
+    With several processes, stacked leaves are gathered layer by layer, so no device ever holds a whole leaf.
     """
     if process_count() == 1:
         return dict(params)
@@ -235,12 +235,12 @@ def _files(folder: Path) -> set[Path]:
 
 
 def write_whole(target: Path, write: Write) -> None:
-    """Lets `write` fill a folder under a temporary name, then gives it its own.
+    """Let `write` fill a folder under a temporary name, then rename the folder to `target`.
 
-    Where a folder with the same files is there, an earlier call finished it, and it says so.
+    If a folder with the same files exists, an earlier call finished it; a message reports this.
 
     Raises:
-      RunError: the folder exists with other files, or cannot be written; nothing is left behind.
+      RunError: The folder exists with other files, or cannot be written; no partial files remain.
     """
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

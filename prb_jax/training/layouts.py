@@ -1,7 +1,7 @@
-"""Linear heads of one layout in another, which training starts from and `prb convert` writes.
+"""Conversion of linear heads between layouts, for training and `prb convert`.
 
-The layout ``standard`` is a ``*ForSequenceClassification`` of transformers; ``value-head`` a language model with TRL's
-``v_head.summary`` beside it, which TRL and LLaMA-Factory read.
+The layout ``standard`` is a ``*ForSequenceClassification`` of transformers. The layout ``value-head`` is a language
+model with TRL's ``v_head.summary``, which TRL and LLaMA-Factory read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConvertedModel:
 
 
 def check_convertible(model: ResolvedModel, *, where: str) -> None:
-    """Raise CheckpointError unless the read-out is linear at the last token: transformers has no class for others."""
+    """Raise CheckpointError unless the read-out is linear at the last token, as transformers' classes require."""
     if not is_one_row(model.config.head):
         raise CheckpointError(
             f"{where}: the read-out '{model.row.name}' is not a linear head at the last token, so no "
@@ -46,10 +46,10 @@ def check_convertible(model: ResolvedModel, *, where: str) -> None:
 def as_standard(
     model: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with a head without bias under ``score``.
+    """Convert a model to a head without bias under ``score``.
 
     Raises:
-      CheckpointError: the head has a bias other than zero, which the standard class has no place for.
+      CheckpointError: The head has a nonzero bias, which the standard class cannot store.
     """
     params = dict(params)
     bias = params.pop("score_bias", None)
@@ -65,10 +65,10 @@ def as_standard(
 def as_value_head(
     model: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
+    """Convert a model to a head under ``v_head.summary``; a head without bias gets a zero bias.
 
     Raises:
-      CheckpointError: the head has several outputs, a value head one.
+      CheckpointError: The head has several outputs, but a value head has one.
     """
     if model.config.num_labels != 1:
         raise CheckpointError(
@@ -82,8 +82,8 @@ def as_value_head(
 
 
 def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
-    """The tokenizer of a model with the rules of its text in the chat template; CheckpointError where a template
-    cannot say them."""
+    """Return the model's tokenizer with its text rules in the chat template; CheckpointError if a template cannot
+    express them."""
     chat = opened.chat()
     if chat.ends_with is None:
         return chat
@@ -93,7 +93,7 @@ def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
         return plain
     token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
     quoted = token.replace("\\", "\\\\").replace("'", "\\'")
-    # Jinja leaves out one newline at the end of a template, as long as it is the end.
+    # Jinja drops one newline at the end of a template; it must not appear before the appended token.
     text = chat.template.text.removesuffix("\n") + f"{{{{ '{quoted}' }}}}"
     written = load_tokenizer(place, chat_template=text)
     if written.encode(_PROBE) != chat.encode(_PROBE):

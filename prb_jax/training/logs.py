@@ -1,4 +1,4 @@
-"""What a run writes along the way: `metrics.jsonl`, TensorBoard, Weights & Biases, and the picture of its curves."""
+"""Logs of a run: `metrics.jsonl`, TensorBoard, Weights & Biases, and the plot of its learning curves."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ _PANELS = {"loss": "Loss", "accuracy": "Accuracy", "margin": "Mean margin"}
 _REWARDED = {
     "reward": "Reward", "gold": "Gold", "kl": "KL to the reference", "entropy": "Entropy", "length": "Tokens"
 }  # fmt: skip
-"""What is drawn of a run that learns from labels, and of one that learns from a reward: numbers and their titles."""
+"""Metrics to plot and their titles, for runs that learn from labels and for runs that learn from a reward."""
 
 
 class StepFile:
-    """A file of JSON lines with a `step`, which grows by whole lines.
+    """An append-only file of JSON lines, each with a `step`.
 
     Args:
-      path: of the file; it need not be there.
-      step: steps made so far: rows beyond it, of a start that was killed later, are dropped, and so is a torn line.
-      rows: those of the file, if they are read already.
+      path: File; created if missing.
+      step: Number of completed steps. Later rows, left by a session that was killed, are dropped, and so is a torn
+        line.
+      rows: Rows of the file, if they have been read already.
 
     Raises:
-      RunError: a line that cannot be read as a row, or the file cannot be written.
+      RunError: A line is not a row, or the file cannot be written.
     """
 
     def __init__(self, path: Path, *, step: int, rows: Sequence[dict[str, Any]] | None = None) -> None:
@@ -67,15 +68,15 @@ class StepFile:
 
 
 class MetricsLog(StepFile):
-    """Rows of numbers, each with its step, to `metrics.jsonl` and to whatever else was asked for.
+    """Writer of metric rows, each with its step, to `metrics.jsonl` and the other logs of the settings.
 
     Args:
-      out: the run folder.
-      step: updates made so far: rows beyond it are dropped, so that the file holds every step once.
-      settings: of the run; its section `log` says what else is written.
+      out: Run folder.
+      step: Number of completed updates. Later rows are dropped, so the file contains every step once.
+      settings: Settings of the run; section `log` selects the other logs.
 
     Raises:
-      RunError: the file cannot be read or written, or lacks a step that was made; wandb is asked for and not installed.
+      RunError: The file cannot be read or written, or lacks a completed step; or wandb is requested but not installed.
     """
 
     def __init__(self, out: Path, *, step: int, settings: RunOptions) -> None:
@@ -97,7 +98,7 @@ class MetricsLog(StepFile):
             step = int(row["step"])
             scalars = {name: float(value) for name, value in row.items() if name != "step"}
             super().write({"step": step, **scalars})
-            # TensorBoard groups by what stands before the slash.
+            # TensorBoard groups curves by the part before the slash.
             tagged = {
                 name.replace("_", "/", 1) if name.startswith("validation_") else f"train/{name}": value
                 for name, value in scalars.items()
@@ -109,7 +110,7 @@ class MetricsLog(StepFile):
                 self._wandb.log(tagged, step=step)
 
     def close(self) -> None:
-        """Ends the files."""
+        """Close the files."""
         if self._events is not None:
             self._events.close()
         if self._wandb is not None:
@@ -117,10 +118,10 @@ class MetricsLog(StepFile):
 
 
 def read_steps(path: Path, *, what: str = "a step") -> list[dict[str, Any]]:
-    """The rows of a file, without a torn last line; empty if there is no file.
+    """Return the rows of a file, without a torn last line; empty without a file.
 
     Raises:
-      RunError: a line that is no row with a step.
+      RunError: A line is not a row with a step.
     """
     try:
         data = path.read_bytes()
@@ -140,10 +141,10 @@ def read_steps(path: Path, *, what: str = "a step") -> list[dict[str, Any]]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without a torn last line; empty if there is no file.
+    """Return the rows of a `metrics.jsonl`, without a torn last line; empty without a file.
 
     Raises:
-      RunError: a line that is no row of numbers; steps that are missing, or stand twice.
+      RunError: A line is not a row of numbers, or a step is missing or occurs twice.
     """
     file = Path(path)
     rows, last = read_steps(file, what="metrics"), 0
@@ -165,15 +166,15 @@ def _gap(path: Path, first: int, last: int) -> RunError:
 
 
 class EventFile:
-    """A TensorBoard event file with scalars, without TensorBoard. Every `write` is flushed, so that a viewer sees
-    it and a kill loses nothing.
+    """A TensorBoard event file with scalars; does not need TensorBoard. Every `write` is flushed: a viewer sees it at
+    once, and a kill loses nothing.
 
-    It is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data (TFRecord). The
+    The file is a sequence of TFRecords: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The
     data is an `Event` in protocol buffer encoding.
 
     Args:
-      folder: made if need be; each start of a run adds a file of its own.
-      first_step: points at this step and beyond, of files of earlier starts, are no longer shown.
+      folder: Folder of the files, created if necessary; each session of a run adds a file.
+      first_step: Step from which TensorBoard hides the points of earlier sessions.
     """
 
     def __init__(self, folder: str | Path, *, first_step: int = 0) -> None:
@@ -186,17 +187,17 @@ class EventFile:
         self._file.flush()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds one point to each of the named curves."""
+        """Add one point to each of the named curves."""
         self._file.write(record(event(time.time(), step=step, scalars=scalars)))
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Close the file."""
         self._file.close()
 
 
 def record(data: bytes) -> bytes:
-    """One TFRecord."""
+    """Return one TFRecord."""
 
     def masked(data: bytes) -> bytes:
         crc = crc32c(data)
@@ -214,7 +215,7 @@ def event(
     version: bytes | None = None,
     start: bool = False,
 ) -> bytes:
-    """A serialised `tensorflow.Event`: with scalars, or with the file's version, or the start of a session."""
+    """Return a serialised `tensorflow.Event` with scalars, the file's version, or the start of a session."""
     data = b"\x09" + struct.pack("<d", wall_time)  # field 1, double
     if step:
         data += b"\x10" + _varint(step)  # field 2, int64
@@ -249,7 +250,7 @@ def _crc_table() -> tuple[int, ...]:
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32 with the Castagnoli polynomial."""
+    """Return the CRC-32 with the Castagnoli polynomial."""
     crc, table = 0xFFFFFFFF, _crc_table()
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -257,16 +258,16 @@ def crc32c(data: bytes) -> int:
 
 
 def panels_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what is drawn of these rows of metrics: the names of numbers, and what stands above their panels."""
+    """Return the metrics to plot from these rows: names and panel titles."""
     panels = _REWARDED if any("reward" in row for row in rows) else _PANELS
     return {name: title for name, title in panels.items() if any(name in row for row in rows)} or _PANELS
 
 
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Draw :func:`curves_figure` of these rows, with a title, into a PNG file.
+    """Save :func:`curves_figure` of these rows, with a title, as a PNG file.
 
     Raises:
-      RunError: matplotlib is not installed, or the file cannot be written.
+      RunError: Matplotlib is not installed, or the file cannot be written.
     """
     figure = curves_figure(rows)
     figure.suptitle(title)
@@ -275,14 +276,14 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
 
 
 def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
-    """Return numbers of training (and their running means) and validation against the step.
+    """Plot training metrics (with running means) and validation metrics against the step.
 
     Args:
-      rows: lines of `metrics.jsonl`.
-      size: width and height in inches.
+      rows: Lines of `metrics.jsonl`.
+      size: Width and height in inches.
 
     Raises:
-      RunError: matplotlib is not installed.
+      RunError: Matplotlib is not installed.
     """
     need_extra("report", "learning curves (none: log.plot=false)")
     from matplotlib.figure import Figure
@@ -310,9 +311,9 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    """Return the mean around each point, as many on either side: up to a fortieth of the run, fewer near its ends.
+    """Return centred running means: up to a fortieth of the run on either side, fewer near the ends.
 
-    So a straight line stays where it is, while a mean of the points before would run behind it.
+    A straight line is unchanged, whereas a mean over earlier points would lag behind.
     """
     sums, last, half = [0.0, *itertools.accumulate(values)], len(values) - 1, len(values) // 40
     reach = [min(half, i, last - i) for i in range(len(values))]

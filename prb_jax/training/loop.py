@@ -1,4 +1,4 @@
-"""The loop that `prb train` and `prb ppo` share: steps, and metrics, validations and checkpoints in between."""
+"""Loop shared by `prb train` and `prb ppo`: steps, metrics, validations and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.trainer import Trainer
 
-MEAN_STEPS = 20  # numbers jump from step to step: means over so many are shown
+MEAN_STEPS = 20  # the progress display shows means over this many steps because single steps are noisy
 FORMS = {
     "reward": ".3f", "loss": ".3f", "accuracy": ".2f", "margin": ".2f", "kl": ".3f", "entropy": ".2f",
     "clip_share": ".2f", "length": ".0f", "validation_loss": ".3f", "validation_accuracy": ".2f",
 }  # fmt: skip
-"""The numbers that are shown of a run on its way, and how."""
+"""Metrics in the progress display, with their formats."""
 
 Row = Mapping[str, float]
 Batch = TypeVar("Batch")
@@ -39,13 +39,13 @@ Batch = TypeVar("Batch")
 
 @dataclass
 class Board(Count):
-    """The last numbers of a run beside its steps."""
+    """Progress of a run: step count and latest metrics."""
 
     unit: str = "steps"
     _last: dict[str, deque[float]] = field(default_factory=dict)
 
     def take(self, row: Row) -> None:
-        """Take over one row of metrics."""
+        """Add one row of metrics."""
         self.done = int(row["step"])
         for name in (*FORMS, "mfu"):
             if name in row:
@@ -53,7 +53,7 @@ class Board(Count):
                 self._last.setdefault(name, deque(maxlen=length)).append(row[name])
 
     def parts(self) -> list[str]:
-        """Return the count, the means of the last steps, the last validation, and speeds."""
+        """Return the step count, means over the last steps, the last validation, and speeds."""
         shown = {name: sum(values) / len(values) for name, values in self._last.items()}
         means = [
             f"{name.replace('_', ' ')} {shown[name]:{form}}" for name, form in FORMS.items() if name in shown
@@ -64,41 +64,42 @@ class Board(Count):
 
 @dataclass(eq=False)
 class Loop:
-    """One session of a run, from the last saved step on. Open with :func:`open_loop`.
+    """One session of a run: starts at the last saved step. Open with :func:`open_loop`.
 
-    The caller's ``for step in loop.steps()`` makes the steps; numbers, validations and saved states are in here.
+    The caller runs the steps in ``for step in loop.steps()``; this class handles metrics, validations and saved
+    states.
     """
 
-    out: Path  # the run folder
-    trainer: Trainer  # the model in training
+    out: Path  # run folder
+    trainer: Trainer  # model in training
     checkpoints: Checkpoints
     board: Board
     display: Display
-    interruption: Interruption  # whether a signal asked to stop
-    step: int  # steps made so far
-    # what is saved beside the state; at first from the checkpoint that the run continues from, empty at the start
+    interruption: Interruption  # set by a signal to stop
+    step: int  # completed steps
+    # saved with each state; initially from the checkpoint that the run continues from, empty in a new run
     facts: Mapping[str, Any]
-    log: MetricsLog | None  # None in all processes but the first
-    files: list[StepFile]  # of rows, which a checkpoint must not outlive
-    stopped_by: str | None = None  # the signal that stopped it, as "SIGTERM"
-    reason: str | None = None  # why it ends before its last step
+    log: MetricsLog | None  # None in all processes except the first
+    files: list[StepFile]  # synced before each checkpoint, so no checkpoint is newer than its rows
+    stopped_by: str | None = None  # signal that stopped the run, e.g. "SIGTERM"
+    reason: str | None = None  # why the run ends before its last step
     _waiting: list[Callable[[], Row]] = field(default_factory=list)
-    _validation: dict[str, Any] = field(default_factory=dict)  # of the step at hand
+    _validation: dict[str, Any] = field(default_factory=dict)  # of the current step
 
     @property
     def settings(self) -> RunOptions:
-        """Of the run."""
+        """Settings of the run."""
         return self.trainer.settings
 
     @property
     def speed(self) -> Speed:
-        """Amounts for each second."""
+        """Amounts per second."""
         return self.board.speed
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step, counted from 0, until the end, a signal (`stopped_by`) or a `reason`.
 
-        After each step a state is saved where it is due: at the end, for a validation, or every so many steps.
+        A state is saved after the last step, after a step with a validation, and every `checkpoint_every` steps.
         """
         settings = self.settings
         while self.step < settings.steps and self.reason is None:
@@ -118,15 +119,15 @@ class Loop:
             )
 
     def later(self, row: Callable[[], Row]) -> None:
-        """Report a step by a function that waits for it: the device works on the next step by then."""
+        """Report a step later through a function that waits for its metrics, while the device runs the next step."""
         self._waiting.append(row)
         self._report_waiting(1)
 
     def validate(self, measure: Callable[[], tuple[Mapping[str, float], float]]) -> None:
-        """Report a validation after the step at hand.
+        """Report a validation after the current step.
 
         Args:
-          measure: returns its numbers, and the one, smaller is better, by which a checkpoint is the best.
+          measure: Function that returns the metrics, and the value, lower is better, that chooses the best checkpoint.
         """
         self._report_waiting(0)
         with self.speed.pause():
@@ -149,34 +150,34 @@ class Loop:
         self._validation = {}
 
     def rates(self, **amounts: float) -> dict[str, float]:
-        """Count what a step did, beside the step itself, and return the speeds by name."""
+        """Count a step and these amounts, and return the speeds by name."""
         self.speed.count(steps=1, **amounts)
         return {f"{name}_per_second": self.speed.rate(name) for name in ("steps", *amounts)}
 
     def say(self, text: str) -> None:
-        """Print a message above the figures, once of several processes."""
+        """Print a message above the progress display, in the first process only."""
         if process_index() == 0:
             self.display.say(text)
 
     def report(self, row: Row) -> None:
-        """Show the numbers of a step and keep them."""
+        """Display and log the metrics of a step."""
         if self.log is not None:
             self.log.write(row)
         self.board.take(row)
         self.display.update()
 
     def check_finite(self, metrics: dict[str, float], ids: Sequence[str], *, step: int, remedy: str) -> None:
-        """Take ``finite`` out of the numbers of an update of a step, counted from 1.
+        """Remove ``finite`` from the metrics of an update, and check that all are finite. Steps count from 1.
 
         Raises:
-          RunError: a number is not finite; names the comparisons and what may help.
+          RunError: A number is not finite; the message names the comparisons and a possible remedy.
         """
         if metrics.pop("finite", 1.0) and all(map(math.isfinite, metrics.values())):
             return
         saved = self.checkpoints.steps()
         raise RunError(
             f"step {step}: the loss or its gradient is not finite (loss {metrics.get('loss')}, gradient norm "
-            f"{metrics.get('grad_norm')}), so that nothing was updated; the comparisons: "
+            f"{metrics.get('grad_norm')}), so nothing was updated; the comparisons: "
             f"{listed([quote(name) for name in ids], most=64)}. "
             + (f"The checkpoint of step {saved[-1]} is kept. " if saved else "")
             + remedy
@@ -185,7 +186,7 @@ class Loop:
 
 @contextlib.contextmanager
 def open_loop(out: Path, trainer: Trainer, *, progress: bool) -> Iterator[Loop]:
-    """Open checkpoints, metrics and progress of a run, and bring its model to where it stood."""
+    """Open the checkpoints, metrics and progress display of a run, and restore its model."""
     settings, messages = trainer.settings, list[str]()
     with contextlib.ExitStack() as stack:
         checkpoints = Checkpoints(
@@ -212,15 +213,15 @@ def open_loop(out: Path, trainer: Trainer, *, progress: bool) -> Iterator[Loop]:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What `train` or `ppo` leaves.
+    """Result of `train` or `ppo`.
 
     Attributes:
-      out: the run folder.
-      steps: updates made.
-      model: the trained model or policy, a Hugging Face folder; None for a run that was stopped before its end.
-      summary: what `summary.json` holds; empty for such a run.
-      module: of a run that trained a `flax.nnx.Module`, the trained one; the module that was given is as it was.
-      stopped_by: the signal that stopped it, as "SIGTERM".
+      out: Run folder.
+      steps: Number of completed updates.
+      model: Trained model or policy, a Hugging Face folder; None for a run that was stopped before its end.
+      summary: Contents of `summary.json`; empty for a run that was stopped before its end.
+      module: Trained copy of the `flax.nnx.Module` that the run trained; the original module is unchanged.
+      stopped_by: Signal that stopped the run, e.g. "SIGTERM".
     """
 
     out: Path
@@ -236,14 +237,14 @@ class TrainResult:
 def write_summary(
     loop: Loop, kind: RunKind, summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Draw the curves of a finished run and write its summary, made of the rows of its metrics; a collective."""
+    """Plot the curves of a finished run and write the summary of its metrics; a collective."""
 
     def write() -> dict[str, Any]:
         assert loop.log is not None
         if loop.settings.log.plot:
             try:
                 plot_curves(loop.log.rows, loop.out / CURVES, title=loop.out.name)
-            except RunError as error:  # the run is whole without the picture
+            except RunError as error:  # the plot is optional
                 loop.say(f"no picture: {error}")
         summary = summarise(loop.log.rows)
         kind.finish(loop.out, summary)
@@ -268,25 +269,25 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """SIGTERM and Ctrl-C as a wish to stop after this step; of several processes one tells the others."""
+    """A request by SIGTERM or Ctrl-C to stop after the current step; one process notifies the others."""
 
     def __init__(self) -> None:
         self.received: str | None = None
 
     def reached(self, step: int) -> str | None:
-        """The name of the signal, if this step is the last one; every process says so at the same step."""
+        """Return the name of the signal if this step is the last one; all processes agree on the step."""
         if process_count() == 1:
             return self.received
         from jax.experimental import multihost_utils
 
-        # JAX's own watcher took SIGTERM, which is how a cluster announces that machines will go away.
+        # JAX handles SIGTERM here: clusters send it before they remove machines.
         return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else None
 
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Interruption]:
-    """Turns the first SIGTERM or Ctrl-C (of several processes SIGTERM alone) into a wish to stop; a second one acts as
-    it always does."""
+    """Turn the first SIGTERM or Ctrl-C (only SIGTERM with several processes) into a request to stop; a second signal
+    has its usual effect."""
     interruption = Interruption()
     if process_count() > 1:
         with stops_at_a_step():

@@ -1,7 +1,7 @@
 """Losses of labelled comparisons: Bradley-Terry over pairs, Plackett-Luce over rankings.
 
-All functions are pure, run in float32 and give sums with their denominators, so that microbatches add
-up to one big batch exactly. Letters: B comparisons, K responses.
+All functions are pure, run in float32 and return sums with their denominators, so microbatches add up
+exactly to one large batch. Dimensions: B comparisons, K responses.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from prb_jax.training.config import LossSettings
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What a loss needs of a batch besides its tokens: of S streams with room for C comparisons each. Rows that only
-    fill up a stream are masked. A batch of sequences has no axis S."""
+    """Inputs of a loss besides tokens, for S streams with capacity for C comparisons each. Padding rows are masked. A
+    batch of sequences has no axis S."""
 
     labels: np.ndarray | jax.Array  # float32 [S, C, K]
-    mask: np.ndarray | jax.Array  # bool [S, C, K], responses that are present
+    mask: np.ndarray | jax.Array  # bool [S, C, K], true for present responses
     margin: np.ndarray | jax.Array  # float32 [S, C]
     weights: np.ndarray | jax.Array  # float32 [S, C]
-    # int32 [S, C, K], which of the read places of its stream is each response's
+    # int32 [S, C, K], index of each response among the positions that its stream reads
     places: np.ndarray | jax.Array
 
     def by_comparison(self, rewards: jax.Array) -> dict[str, jax.Array]:
-        """Return the arguments of :func:`comparison_loss` of rewards [S, M] of streams, or [S] of sequences."""
+        """Return the arguments of :func:`comparison_loss` for rewards [S, M] of streams, or [S] of sequences."""
         arrays = {name: jnp.asarray(value) for name, value in vars(self).items()}
         places = arrays.pop("places")
         if places.ndim == 2:
@@ -46,11 +46,11 @@ class LossParts:
     """Sums over comparisons, float32 scalars; see :meth:`means`."""
 
     loss_sum: jax.Array  # weighted losses
-    weight_sum: jax.Array  # the weights of comparisons that say anything (two different labels)
-    count: jax.Array  # how many these are
-    # how many of them are won: the best of the top-labelled responses is strictly above the best of the rest
+    weight_sum: jax.Array  # weights of informative comparisons (with two different labels)
+    count: jax.Array  # number of informative comparisons
+    # number of wins among them: the best of the top-labelled responses is strictly above the best of the rest
     accuracy_sum: jax.Array
-    margin_sum: jax.Array  # their mean r_i - r_j over ordered pairs, summed
+    margin_sum: jax.Array  # sum of their mean r_i - r_j over ordered pairs
     # reward_sum, reward_square_sum, reward_count: over their responses
     reward_sum: jax.Array
     reward_square_sum: jax.Array
@@ -58,7 +58,7 @@ class LossParts:
     # reward_min, reward_max: over their responses; +inf and -inf before the first one
     reward_min: jax.Array
     reward_max: jax.Array
-    expert_loads: jax.Array | None = None  # of a mixture, see :func:`load_balance`
+    expert_loads: jax.Array | None = None  # of a mixture; see :func:`load_balance`
 
     def __add__(self, other: LossParts) -> LossParts:
         values = {
@@ -71,9 +71,9 @@ class LossParts:
         return LossParts(**values)
 
     def means(self) -> dict[str, jax.Array]:
-        """loss (weighted), accuracy, margin, reward_mean, reward_std, reward_min, reward_max, comparisons.
+        """Return loss (weighted), accuracy, margin, reward_mean, reward_std, reward_min, reward_max, comparisons.
 
-        Of a mixture of experts also :func:`load_balance`.
+        A mixture of experts adds :func:`load_balance`.
         """
         count = jnp.maximum(self.count, 1.0)
         responses = jnp.maximum(self.reward_count, 1.0)
@@ -92,10 +92,10 @@ class LossParts:
 
 
 def load_balance(loads: jax.Array) -> dict[str, jax.Array]:
-    """How evenly tokens are spread over the experts of a mixture, from loads float32 [L, E].
+    """Measure how evenly tokens are spread over the experts of a mixture, from loads float32 [L, E].
 
     Returns:
-        busiest_expert: tokens of the busiest expert of a layer over the mean of its experts, the mean over layers; 1
+        busiest_expert: Tokens of a layer's busiest expert divided by the mean of its experts, averaged over layers; 1
             is even. idle_experts: share of experts that got no token.
     """
     even = jnp.maximum(loads.mean(axis=-1), 1e-9)
@@ -114,17 +114,17 @@ def comparison_loss(
     weights: jax.Array,
     config: LossSettings,
 ) -> LossParts:
-    """The loss of B comparisons as sums and denominators.
+    """Return the loss of B comparisons as sums and denominators.
 
-    A comparison whose present responses all have the same label (or that has none) counts nowhere.
+    A comparison without two present responses with different labels is ignored.
 
     Args:
-        rewards: float32 [B, K]; whatever stands at absent responses has no influence.
-        labels: float32 [B, K]; a higher label is better, equal labels are not compared.
-        mask: bool [B, K], the responses that are present.
-        margin: float32 [B].
-        weights: float32 [B], at least 0.
-        config: the loss.
+        rewards: Rewards, float32 [B, K]; values of absent responses are ignored.
+        labels: Labels, float32 [B, K]; a higher label is better, equal labels are not compared.
+        mask: Mask of present responses, bool [B, K].
+        margin: Margins, float32 [B].
+        weights: Weights, float32 [B], at least 0.
+        config: Options of the loss.
     """
     mask = mask.astype(bool)
     rewards = jnp.where(mask, rewards.astype(jnp.float32), 0.0)
@@ -163,19 +163,19 @@ def comparison_loss(
 
 
 def _negative_log_sigmoid(difference: jax.Array, smoothing: float) -> jax.Array:
-    """-log sigmoid(d), or its mean with -log sigmoid(-d) weighted by the smoothing."""
+    """Return -log sigmoid(d), mixed with -log sigmoid(-d) in the proportion of the smoothing."""
     if smoothing == 0:
         return jax.nn.softplus(-difference)
     return (1 - smoothing) * jax.nn.softplus(-difference) + smoothing * jax.nn.softplus(difference)
 
 
 def _ranking_loss(rewards: jax.Array, above: jax.Array, margin: jax.Array, smoothing: float) -> jax.Array:
-    """-log P(ranking), float32 [B]: each response is chosen among itself and those labelled below it.
+    """Return -log P(ranking), float32 [B]: each response is chosen among itself and all lower-labelled responses.
 
-    Without equal labels that is Plackett-Luce; responses with equal labels do not compete.
+    Without equal labels this is Plackett-Luce; responses with equal labels do not compete.
     """
     has_rest = above.any(-1)
-    # Rows without any lower label would give -inf, whose gradient is not a number.
+    # Rows without any lower label would give -inf and a NaN gradient.
     safe = above | ~has_rest[:, :, None]
     rest = jax.nn.logsumexp(jnp.where(safe, rewards[:, None, :], -1e30), axis=-1)
     losses = _negative_log_sigmoid(rewards - rest - margin[:, None], smoothing)
@@ -183,7 +183,7 @@ def _ranking_loss(rewards: jax.Array, above: jax.Array, margin: jax.Array, smoot
 
 
 def _wins(rewards: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """float32 [B]: the best of the top-labelled responses is strictly above the best of the rest."""
+    """Return 1 where the best of the top-labelled responses is strictly above the best of the rest, float32 [B]."""
     top = jnp.max(jnp.where(mask, labels, -jnp.inf), axis=1, keepdims=True)
     is_top = mask & (labels == top)
     best = jnp.max(jnp.where(is_top, rewards, -jnp.inf), axis=1)

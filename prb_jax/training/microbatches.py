@@ -1,4 +1,4 @@
-"""The microbatches of a step: its trees packed into streams of a few shapes."""
+"""Microbatches of a step: its trees packed into streams of a few shapes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from prb_jax.trees.tree import Tree
 if TYPE_CHECKING:
     from prb_jax.training.modules import SequenceLayout
 
-STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
+STEPS_SIMULATED = 64  # first steps of a run, taken as representative
 
-_LOOKED_AT = 1024  # comparisons, about, of these steps whose trees decide the shapes of streams
+_LOOKED_AT = 1024  # approximate number of comparisons in these steps that decide the shapes of streams
 
 _COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
-"""Floating-point operations of a CPU, and of one TPU or GPU, in the time of a compile."""
+"""FLOPs that a CPU, and one TPU or GPU, executes in the time of a compile."""
 
-ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
+ACTIVATIONS = 6e9  # maximum bytes of a stream's activations if `batch.tokens` is not set
 
 
 class TreesOnDemand(Items[Tree]):
-    """Trees of data larger than memory: only the trees of the last step that was asked for are held.
+    """Trees of data larger than memory: only the trees of the most recently requested step are held.
 
     Args:
-      comparisons: Comparisons of the data, read from the disk when a step needs them.
-      encode: Function that makes trees of comparisons.
+      comparisons: Comparisons of the data, read from disk when a step needs them.
+      encode: Function that converts comparisons to trees.
     """
 
     in_memory = False
@@ -61,13 +61,13 @@ class TreesOnDemand(Items[Tree]):
         return self._held[int(index)]
 
     def at(self, places: np.ndarray) -> Items[Tree]:
-        """Return the trees of a step, and let go of the trees that only earlier steps needed.
+        """Return the trees of a step, and free the trees that only earlier steps needed.
 
         Raises:
-          DataError: one of the comparisons cannot be read or shown to the model.
+          DataError: A comparison cannot be read or shown to the model.
         """
         wanted = places.tolist()
-        missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
+        missing = sorted(set(wanted) - self._held.keys())  # in disk order
         made = dict(
             zip(missing, self._encode([self._comparisons[member] for member in missing]), strict=True)
         )
@@ -78,24 +78,24 @@ class TreesOnDemand(Items[Tree]):
 def first_steps(
     trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int
 ) -> tuple[list[list[Tree]], Sequence[Tree]]:
-    """Return the trees of the steps that decide the shapes of a run, step by step, and all trees that are known then;
-    arguments as of :func:`plan_layout`."""
+    """Return the trees, by step, of the steps that decide the shapes of a run, and all trees known at that time; for
+    the arguments see :func:`plan_layout`."""
     steps = [with_equal_splits(trees.at(members)) for members in together[: max(1, _LOOKED_AT // per_step)]]
     return steps, trees if trees.in_memory else [tree for of_step in steps for tree in of_step]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How the trees of a step become microbatches of a few shapes. Build with :func:`plan_layout`."""
+    """Layout of a step's trees in microbatches of a few shapes. Build with :func:`plan_layout`."""
 
     config: DecoderConfig  # architecture
-    token_bytes: int  # what a backward pass keeps of each token, about
-    streams: StreamOptions  # how trees are packed, so that what several begin with is computed once
-    shapes: Sequence[StreamShape]  # of the streams, the smallest first
-    responses: int  # the most of a tree, as far as is known
+    token_bytes: int  # approximate bytes that a backward pass keeps per token
+    streams: StreamOptions  # packing of trees, which computes shared prefixes once
+    shapes: Sequence[StreamShape]  # shapes of streams, the smallest first
+    responses: int  # maximum per tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        """Yield the microbatches of the trees of a step; a conversation that several have is computed once."""
+        """Yield the microbatches of a step's trees; a conversation shared by several trees is computed once."""
         trees = with_equal_splits(trees)
         for packed in pack_step(trees, self.shapes, self.streams):
             batch = make_stream_batch(trees, packed, self.streams)
@@ -120,20 +120,20 @@ def plan_layout(
     """Choose the shapes of a run.
 
     Args:
-      trees: of the data.
-      together: which of them are in one step, for some steps at the beginning, which speak for all.
-      per_step: trees of a step, at most.
-      steps: of the run: the longer it is, the more shapes pay for their compile.
-      config: architecture.
-      mesh: devices.
-      attention: of the run.
-      batch: the section of the settings: how large microbatches are, and the most shapes.
-      remat: what is kept for the backward pass.
+      trees: Trees of the data.
+      together: Indices of the trees in each of the first steps, which are taken as representative.
+      per_step: Maximum number of trees per step.
+      steps: Number of steps of the run: in a longer run more shapes repay their compilation.
+      config: Architecture.
+      mesh: Devices.
+      attention: Attention implementation of the run.
+      batch: Section `batch` of the settings: size of microbatches and maximum number of shapes.
+      remat: Activations that the backward pass recomputes.
     """
     token_bytes = _bytes_per_token(config, remat)
     looked_at, known = first_steps(trees, together, per_step=per_step)
     most = batch.tokens
-    if most is None:  # a backward pass holds the activations of all layers
+    if most is None:  # a backward pass keeps the activations of all layers
         usual = stream_options(config, mesh, attention).tokens
         most = min(max(int(ACTIVATIONS / token_bytes), usual // 2), usual)
     options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
@@ -152,7 +152,7 @@ def plan_layout(
 
 
 def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
-    """About what a backward pass keeps of each token, in float32."""
+    """Return the approximate bytes that a backward pass keeps per token, in float32."""
     queries, keys = (
         heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
@@ -164,7 +164,7 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     mixing = {ATTENTION: {"none": 4 * queries + 6 * keys, "dots": 2 * queries + 2 * keys, "full": 0}[remat]}
     if (sizes := config.recurrence) is not None:
         channels = sum(sizes.widths.values()) + sizes.widths["v"]
-        # Of each chunk a few matrices of CHUNK x CHUNK a head, and the state before it.
+        # Each chunk keeps a few CHUNK x CHUNK matrices per head, and the state before the chunk.
         of_chunk = sizes.value_heads * (6 * CHUNK + sizes.key_dim * sizes.value_dim // CHUNK)
         mixing[RECURRENT] = {"none": 8 * channels + of_chunk, "dots": 2 * channels, "full": 0}[remat]
     return 4 * sum(others + mixing[mixer] for mixer in config.layer_mixers)
@@ -181,11 +181,11 @@ def labelled(
     """Return the microbatches of a step with the labels of their comparisons.
 
     Args:
-      layout: of the run.
-      examples: the data, with its trees.
-      members: int64 [n], the comparisons of the step.
-      slots: int32 [n], of each its place among the user rows of the step.
-      prompt_tokens: of the soft prompt in front of every tree.
+      layout: Layout of the run.
+      examples: Data with its trees.
+      members: Comparisons of the step, int64 [n].
+      slots: Index of each comparison's user among the user rows of the step, int32 [n].
+      prompt_tokens: Length of the soft prompt in front of every tree.
     """
     trees: Sequence[Tree] = examples.trees.at(members)
     if prompt_tokens:
@@ -222,7 +222,7 @@ def _extras(
 
 
 def named_tree(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
-    """Return the tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
+    """Return the tree with its placeholder ids replaced by the row of its soft prompt in this step."""
     prefix = tree.prefix.copy()
     prefix[:prompt_tokens] = slot
     return replace(tree, prefix=prefix)

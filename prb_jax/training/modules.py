@@ -1,8 +1,8 @@
-"""Training of a user's own `flax.nnx.Module`: the same run as of any reward model, over plain sequences.
+"""Training of a user's `flax.nnx.Module`: the same run as for any reward model, over plain sequences.
 
-All floating-point `nnx.Param` of the module, or those of a filter, are trained, in float32 and cast to their own types;
-every other variable stays as it is. The module runs in evaluation mode, so dropout is off. Parameters that the user has
-split over the devices of the mesh stay split, and so do their moments; all others are copied to every device.
+All floating-point `nnx.Param` of the module, or the subset that a filter selects, are trained in float32 and cast to
+their original dtypes. Every other variable is left unchanged. The module runs in evaluation mode, so dropout is off.
+Parameters that the user sharded over the mesh stay sharded, and so do their moments; all others are replicated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree
 
 PARAMETERS = "parameters.safetensors"
-"""The file in the model's folder with the trained parameters, by their places as "layers/0/kernel"."""
+"""File in the model's folder with the trained parameters, keyed by path, e.g. "layers/0/kernel"."""
 
 _DECIDED = ("model", "tuning", "dtype", "remat", "attention", "init_head", "revision", "export.dtype")
 _SECTIONS = ("lora.", "user_embedding.", "scratch.")
@@ -60,11 +60,11 @@ TRAINED, FROZEN = "trained", "frozen"
 
 @dataclass(frozen=True)
 class ModuleStart(Start):
-    """A module where a run starts; its weights are two flat dicts, of what is trained and what is not."""
+    """Start of a run from a module; its weights are two flat dicts, trained and frozen."""
 
-    given: Any  # the user's module
+    given: Any  # module of the user
     module: UserModule
-    wrt: Any  # filter of `nnx` for what is trained
+    wrt: Any  # `nnx` filter that selects the trained variables
 
     @property
     def abstract(self) -> Params:
@@ -73,7 +73,7 @@ class ModuleStart(Start):
         )
 
     def parts(self, tree: Any) -> dict[str, dict[str, Any]]:
-        """Return the leaves of a state, or of a tree like it, by their places."""
+        """Return the leaves of a state, or of a tree of the same structure, keyed by path."""
         parameters = nnx.filter_state(self.module.state, self.wrt)
         trained = {
             place for place, leaf in _by_place(parameters).items() if jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -101,10 +101,10 @@ class ModuleStart(Start):
         )
 
     def finished_module(self, out: Path) -> Any:
-        """Return the user's module with the parameters of a finished run; the module that was given is as it was.
+        """Return a copy of the user's module with the parameters of a finished run.
 
         Raises:
-          CheckpointError: the file of the parameters cannot be read, or is of another module.
+          CheckpointError: The parameter file cannot be read, or belongs to another module.
         """
         from safetensors.flax import load_file
 
@@ -122,7 +122,7 @@ class ModuleStart(Start):
         return nnx.merge(graphdef, self.state({**parts[FROZEN], **trained}))
 
     def state(self, leaves: Mapping[str, Any]) -> Any:
-        """Return the state with these leaves, each in the type of its variable."""
+        """Return the state with these leaves, each cast to the dtype of its variable."""
         before = _by_place(self.module.state)
         kinds = {place: leaf.dtype for place, leaf in before.items()}
         after = [leaves[place] for place in before]
@@ -142,15 +142,16 @@ def start_from_module(
     """Return the starting point of a run that trains a module.
 
     Args:
-      module: as of :func:`prb_jax.models.readouts.user_module.open_module`.
-      settings: of the run, which must leave to the module what it decides itself.
-      tokenizer: in place of that of the settings.
-      wrt: filter of `nnx` for what is trained; `nnx.Param` if not given.
-      mesh: devices.
+      module: Module to train; see :func:`prb_jax.models.readouts.user_module.open_module`.
+      settings: Settings of the run. Options that the module decides must keep their defaults.
+      tokenizer: Tokenizer that replaces the one of the settings.
+      wrt: `nnx` filter that selects the trained variables; `nnx.Param` by default.
+      mesh: Devices.
 
     Raises:
-      RunError: a setting that the module decides, two tokenizers, no learning rate; or as of `open_module`.
-      CheckpointError: the tokenizer cannot be used.
+      RunError: A setting is changed that the module decides, two tokenizers are given, the learning rate is missing,
+        or `open_module` fails.
+      CheckpointError: The tokenizer cannot be used.
     """
     flat, default = flat_settings(settings), flat_settings(TrainSettings())
     for key, value in flat.items():
@@ -175,7 +176,7 @@ def start_from_module(
         )
 
     def load(mesh: Mesh) -> Params:
-        # A copy: the arrays of a state in training are given away in every step.
+        # Copied because every training step donates the arrays of the state.
         return start.parts(jax.tree.map(_copied, opened.state, opened.shardings))
 
     start = ModuleStart(
@@ -209,18 +210,18 @@ def _copied(leaf: jax.Array, sharding: Any) -> jax.Array:
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """How the trees of a step become microbatches of plain sequences in a few shapes. Build with
+    """Layout of a step's trees in microbatches of plain sequences with a few shapes. Build with
     :func:`plan_sequence_layout`."""
 
     options: SequenceOptions
-    lengths: Sequence[int]  # of the sequences with their padding, ascending
-    responses: int  # the most of a tree, as far as is known
-    per_step: int  # trees of a step, at most
+    lengths: Sequence[int]  # padded lengths of the sequences, ascending
+    responses: int  # maximum per tree, as far as is known
+    per_step: int  # maximum number of trees per step
     flops_per_token: float
-    token_bytes: int  # what a backward pass keeps of each token, about
+    token_bytes: int  # approximate bytes that a backward pass keeps per token
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        """Yield the microbatches of the trees of a step, the longest first; a tree is in one of them, as a whole."""
+        """Yield the microbatches of a step's trees, the longest first; no tree is divided between microbatches."""
         longest = np.asarray([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees])
         waiting = np.argsort(-longest, kind="stable").tolist()
         while waiting:
@@ -238,12 +239,13 @@ class SequenceLayout:
             )
 
     def _length(self, longest: int) -> int:
-        """The length for a sequence; one that no plan foresaw is rounded up to a power of two."""
+        """Return the padded length for a sequence; a length beyond the plan is rounded up to a power of two."""
         place = bisect.bisect_left(self.lengths, longest)
         return self.lengths[place] if place < len(self.lengths) else 1 << (longest - 1).bit_length()
 
     def _rows(self, length: int, *, most: int) -> int:
-        """The rows of a batch of this length: full ones, or as many as a whole step needs, and at least one tree."""
+        """Return the rows of a batch of this length: a full batch, or fewer if a step needs fewer; at least one
+        tree."""
         needed = round_up(self.per_step * self.responses, self.options.divisor)
         least = round_up(max(most, self.responses), self.options.divisor)
         return max(min(self.options.most_rows(length), needed), least)
@@ -259,8 +261,9 @@ def plan_sequence_layout(
     mesh: Mesh,
     batch: Any,
 ) -> SequenceLayout:
-    """Choose the lengths of a run, as many as save more padding than their compiles cost; arguments are those of
-    :func:`plan_layout`."""
+    """Choose the padded lengths of a run: each saves more time on padding than its compilation costs.
+
+    For the arguments see :func:`plan_layout`."""
     flops, limit, shards = (
         config.flops_per_token,
         config.max_position_embeddings,
@@ -275,7 +278,7 @@ def plan_sequence_layout(
     _, known = first_steps(trees, together, per_step=per_step)
     counts = [len(tree.responses) for tree in known]
     longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in known], counts)
-    # A backward pass takes twice a forward pass, and every tree is seen about so many times.
+    # A backward pass costs twice a forward pass; the cost is divided by the number of epochs.
     cost = options.program_cost / 3 * len(known) / (steps * per_step)
     lengths = choose_lengths(longest, replace(options, program_cost=cost))
     while len(lengths) > batch.max_buckets:
@@ -285,7 +288,7 @@ def plan_sequence_layout(
 
 
 class ModuleTrainer(RewardTrainer):
-    """A user's module in training; arguments as of :class:`RewardTrainer`."""
+    """A user's module in training; for the arguments see :class:`RewardTrainer`."""
 
     start: ModuleStart
 
@@ -300,7 +303,7 @@ class ModuleTrainer(RewardTrainer):
         return sequence_options(self.mesh, limit=limit, flops_per_token=flops, batch_tokens=given)
 
     def export(self, folder: Path) -> None:
-        """Write the trained parameters of now, each in the type of its variable, and how the data was shown; a
+        """Write the current trained parameters, each in the dtype of its variable, and the view of the data; a
         collective."""
         whole = self.trained()
         kinds = {name: leaf.dtype for name, leaf in self.start.abstract[TRAINED].items()}
@@ -318,7 +321,7 @@ class ModuleTrainer(RewardTrainer):
 
     @property
     def parameters(self) -> int:
-        """How many parameters the whole module has."""
+        """Number of parameters of the whole module."""
         state = nnx.filter_state(self.start.module.state, nnx.Param)
         return sum(int(leaf.size) for leaf in jax.tree.leaves(state))
 

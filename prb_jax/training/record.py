@@ -1,17 +1,17 @@
-"""The folder of a training run, of `prb train` and of `prb ppo`: killed at any moment, continued by the same command.
+"""Folder of a run of `prb train` or `prb ppo`, which may be killed at any time and continued by the same command.
 
-``train.json``      what is trained. Its ``inputs`` decide the result: a run is continued only with equal inputs.
-                    Its ``sessions`` (devices, mesh, time) say how, one entry for each start.
-``metrics.jsonl``   one row a step, and one a validation.
+``train.json``      ``inputs``: everything that affects the result; a run continues only with equal inputs.
+                    ``sessions``: devices, mesh and time, one entry per start.
+``metrics.jsonl``   one row per step and per validation.
 ``checkpoints/``    states to continue from.
 ``model/``          the trained model, a Hugging Face folder; written at the end.
-``summary.json``    written last: a folder that has it is finished.
+``summary.json``    written last: marks the run as finished.
 
-The same command with more ``steps`` lengthens a run of `prb train`, a finished one too; its model and summary are
-then made anew. The result is that of the list of lengths, which ``train.json`` records as ``lengths``, wherever the run
-stood at the time: steps up to an earlier end are those of a run of that length (learning rate, validations, shapes),
-and the steps after it follow the schedule of the next length, without a second warm-up. A schedule that falls thus
-rises again at the seam; ``optimizer.schedule=constant`` has no seam.
+The same command with more ``steps`` lengthens a run of `prb train`, even a finished one, and rewrites its model and
+summary. The result depends only on the list of lengths, recorded in ``train.json`` as ``lengths``, not on the step at
+which the run was lengthened. Steps up to an earlier end equal the steps of a run of that length (learning rate,
+validations, shapes). Later steps follow the schedule of the next length, without a second warm-up. A decaying schedule
+therefore jumps up at an earlier end; ``optimizer.schedule=constant`` does not.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokeni
 
 
 def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
-    """Refuse what cannot be begun, before anything costly is done; a collective.
+    """Reject a run that cannot start, before any costly work; a collective.
 
     Raises:
-      RunError: ``out`` is a file or holds no run of this kind; wandb is asked for and not installed; another process
-        has other settings.
+      RunError: ``out`` is a file or contains another kind of run; wandb is requested but not installed; or another
+        process has other settings.
     """
 
     def check() -> None:
@@ -60,8 +60,8 @@ def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
             check_wandb(f"log.wandb={settings.log.wandb}")
 
     on_first_process(check)
-    # Nothing more is shared before the processes are compared: another one may not train at all.
-    values = settings_with(settings, "result", "none").items()  # files may have other names elsewhere
+    # No other collective may come before this comparison: another process may not be training at all.
+    values = settings_with(settings, "result", "none").items()  # files may have other names on other machines
     shared = {name: value for name, value in values if not name.startswith("log.")}
     if isinstance(settings, TrainSettings):
         shared["model"] = settings.model == SCRATCH
@@ -70,10 +70,10 @@ def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
 
 
 def run_lengths(out: Path, steps: int) -> list[int]:
-    """The lengths in steps that a run of `prb train` was given one after another; `steps` is the last.
+    """Return the successive lengths in steps of a run of `prb train`; `steps` is the last.
 
     Raises:
-      RunError: `steps` is less than the run has been given already.
+      RunError: `steps` is less than an earlier length of the run.
     """
     run = TRAINING.read(out)
     if run is None:
@@ -86,7 +86,7 @@ def run_lengths(out: Path, steps: int) -> list[int]:
         saved = [int(path.name) for path in out.glob(f"{CHECKPOINTS}/*") if path.name.isdigit()]
         raise RunError(
             f"{out}: steps={steps} is less than the {lengths[-1]} of this run, of which {max(saved, default=0)} are "
-            "done: a run can be made longer, not shorter; give --out another folder"
+            "done: a run can be made longer, not shorter; choose another folder for --out"
         )
     return lengths if steps == lengths[-1] else [*lengths, steps]
 
@@ -100,19 +100,19 @@ def open_run(
     session: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> Iterator[dict[str, Any] | None]:
-    """Create the folder of a run, or open it to continue, and hold it against a second writer; a collective.
+    """Create the folder of a run, or open it to continue, and lock it against a second writer; a collective.
 
     Args:
-      kind, out: of the run.
-      inputs: everything that decides the result; compared with those of the other processes, and of the folder.
-      session: how it is run this time.
-      notes: what else should stand in ``train.json``; written once, not compared.
+      kind, out: Kind and folder of the run.
+      inputs: Everything that affects the result; compared with the inputs of the other processes and of the folder.
+      session: Devices, mesh and time of this session.
+      notes: Further contents of ``train.json``; written once, not compared.
 
     Yields:
-      The summary of a run that is finished, or None.
+      The summary of a finished run, or None.
 
     Raises:
-      RunError: the folder cannot be used or written, another process is writing to it, or it holds another run.
+      RunError: The folder cannot be used or written, another process is writing to it, or it contains another run.
     """
     check_agreement(inputs)
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ def open_run(
 
 
 def _reopen_without_model(kind: RunKind, path: Path) -> None:
-    """Makes a finished run whose model was deleted an unfinished one, which exports it again from its checkpoints."""
+    """Mark a finished run as unfinished if its model was deleted; the run then exports it again from checkpoints."""
     if (path / MODEL).is_dir():
         return
     if not any(one.name.isdigit() for one in path.glob(f"{CHECKPOINTS}/*")):
@@ -155,19 +155,19 @@ def _reopen_without_model(kind: RunKind, path: Path) -> None:
 
 
 def _remove_model(path: Path) -> None:
-    """Remove the model of a run that is made longer, before the new length is written; it may be repeated."""
+    """Remove the model of a run before its new, larger length is written; safe to repeat."""
     aside = path / f".{MODEL}.old"
     with writing(path):
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
-            (path / MODEL).rename(aside)  # it is there as a whole or not at all
+            (path / MODEL).rename(aside)  # atomic: the model exists completely or not at all
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def train_inputs(
     settings: TrainSettings, data: TrainingData, start: Start, *, lengths: Sequence[int]
 ) -> dict[str, Any]:
-    """Everything that decides the result of `prb train`, JSON-ready."""
+    """Return everything that affects the result of `prb train`, JSON-ready."""
     chosen = settings_with(settings, "result")
     if settings.model != SCRATCH:
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
@@ -187,7 +187,7 @@ def train_inputs(
 
 
 def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig | ModuleConfig) -> dict[str, Any]:
-    """When and on what a run is started, what attends, and the settings that have no effect on the result."""
+    """Return the time, devices and attention of a session, and the settings that do not affect the result."""
     attention = "the module's own"
     if isinstance(config, DecoderConfig):
         dtype = jnp.dtype(settings.dtype)
@@ -202,11 +202,11 @@ def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig | ModuleC
 
 
 def settings_with(settings: Any, *effects: Effect) -> dict[str, Any]:
-    """The options with one of these effects, by their keys."""
+    """Return the options with one of these effects, by key."""
     flat = flat_settings(settings)
     return {name: flat[name] for name, known in options_of(type(settings)).items() if known.effect in effects}
 
 
 def computing_versions() -> dict[str, str | None]:
-    """Versions of everything that computes in training."""
+    """Return the versions of the libraries that compute in training."""
     return versions(_COMPUTING)

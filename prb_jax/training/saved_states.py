@@ -1,7 +1,6 @@
-"""Saved states of a run: written in the background, whole or not at all, restored onto any mesh.
+"""Saved states of a run: written in the background, complete or not at all, and restored onto any mesh.
 
-A state is a flat dict of arrays under our own names, and a small JSON object beside it. Checksums in that object tell a
-damaged file from a good one.
+A state is a flat dict of named arrays with a small JSON object. Checksums in the object detect damaged files.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ Say = Callable[[str], None]
 class SavedState:
     """One restored checkpoint."""
 
-    step: int  # updates made before it was saved
+    step: int  # completed updates
     arrays: dict[str, jax.Array]  # by name, in the shardings asked for
     facts: dict[str, Any]  # the JSON object saved with it
 
 
 class _OtherRunError(RunError):
-    """A checkpoint is of another run."""
+    """A checkpoint belongs to another run."""
 
 
 class Checkpoints:
-    """The checkpoints in a folder, by step. Every process of a run must make the same calls.
+    """Checkpoints in a folder, by step. Every process of a run must make the same calls.
 
     Args:
-      folder: holds one folder a step; made if need be. What a killed process left half written is removed.
-      keep_last: how many of the newest are kept.
-      keep_best: how many of the best are kept besides: those with the smallest `value` in their facts.
-      say: takes messages for the user.
-      read_only: changes nothing in the folder, which another process may be writing to.
-      run: Run that the checkpoints are of. It is saved with them, and those of another run are refused; checkpoints of
-        an earlier version do not name theirs.
+      folder: Parent of one folder per step; created if necessary. Incomplete files of a killed process are removed.
+      keep_last: Number of newest checkpoints to keep.
+      keep_best: Number of best checkpoints to keep in addition, by the smallest `value` in their facts.
+      say: Function that shows messages to the user.
+      read_only: If True, change nothing in the folder; another process may be writing to it.
+      run: Run that the checkpoints belong to. It is saved with them, and checkpoints of another run are refused.
+        Checkpoints of an earlier version do not record their run.
     """
 
     def __init__(
@@ -89,24 +88,24 @@ class Checkpoints:
                 item_handlers={_ARRAYS: ocp.StandardCheckpointHandler(), _FACTS: ocp.JsonCheckpointHandler()},
             )
         for step in self.steps():
-            # A damaged one is found out when it is to be restored.
+            # A damaged checkpoint is reported when it is restored.
             with contextlib.suppress(Exception):
                 self._remember(step, self._facts(step))
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, ascending."""
+        """Return the steps of all checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """The step whose `value` is smallest, the earliest of equals; None if none has a value."""
+        """Return the step with the smallest `value`, the earliest of equals; None if no checkpoint has a value."""
         present = [step for step in self.steps() if step in self._values]
         return min(present, key=lambda step: (self._values[step], step), default=None)
 
     def save(self, step: int, arrays: Mapping[str, jax.Array], facts: Mapping[str, Any]) -> None:
-        """Starts saving; the arrays may be donated afterwards. Waits for the save before it.
+        """Wait for the previous save and start this one; the arrays may be donated afterwards.
 
         Raises:
-          RunError: this one, or the one before it, could not be written (a full disk).
+          RunError: This or the previous checkpoint could not be written, e.g. because the disk is full.
         """
         self.wait()
         stored = {**facts, "step": step, "checksums": checksums(arrays), "run": self._run}
@@ -117,10 +116,10 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
     def wait(self) -> None:
-        """Until what was started is written.
+        """Wait until the current save is written.
 
         Raises:
-          RunError: it could not be.
+          RunError: The checkpoint could not be written.
         """
         if self._saving is None:
             return
@@ -133,12 +132,12 @@ class Checkpoints:
             raise
 
     def restore_newest(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState | None:
-        """The newest checkpoint that can be read, onto the shardings of `abstract`; None without one.
+        """Restore the newest readable checkpoint onto the shardings of `abstract`; None without one.
 
-        A damaged checkpoint is reported, renamed, and passed over.
+        A damaged checkpoint is reported, renamed and skipped.
 
         Raises:
-          RunError: a checkpoint is of another run.
+          RunError: A checkpoint belongs to another run.
         """
         for step in reversed(self.steps()):
             try:
@@ -150,10 +149,11 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState:
-        """One checkpoint.
+        """Restore one checkpoint.
 
         Raises:
-          RunError: it cannot be read, is of another run, holds other arrays, or its checksums do not match.
+          RunError: The checkpoint cannot be read, belongs to another run, has other arrays, or its checksums do not
+            match.
         """
         where = self.folder / str(step)
         try:
@@ -177,7 +177,7 @@ class Checkpoints:
         return SavedState(step, arrays, facts)
 
     def close(self) -> None:
-        """Waits for what is being written and lets go of the folder."""
+        """Wait for the current save and release the folder."""
         try:
             self.wait()
         finally:
@@ -188,18 +188,18 @@ class Checkpoints:
         if self._run is None or saved is None:
             return
         check_schema(saved, RunIdentity, where=f"{where}: run", error=RunError)
-        # A run that was made longer goes on from checkpoints of its earlier lengths.
+        # A lengthened run continues from checkpoints of its earlier lengths.
         longer = self._run["lengths"][: len(saved["lengths"])] == saved["lengths"]
         if saved["inputs"] != self._run["inputs"] or not longer:
             raise _OtherRunError(
                 f"{where}: is the checkpoint of another run (other settings, data, model or versions): remove it, or "
-                "put back the run that it is of"
+                "restore the run it belongs to"
             )
 
     def _facts(self, step: int) -> dict[str, Any]:
         facts = self._read(step, _FACTS, ocp.args.JsonRestore())  # pyright: ignore[reportCallIssue]
         if not isinstance(facts, dict) or facts.get("step") != step:
-            raise ValueError("its JSON object is that of another step")
+            raise ValueError("its JSON object belongs to another step")
         return facts
 
     def _read(self, step: int, part: str, how: Any) -> Any:
@@ -229,9 +229,9 @@ class Checkpoints:
             yield
         except Exception as error:
             older = [step for step in self._present() if step != self._saving]
-            kept = f"that of step {older[-1]} is kept" if older else "there is no older one"
+            kept = f"the checkpoint of step {older[-1]} is kept" if older else "there is no older checkpoint"
             raise RunError(
-                f"{self.folder} cannot {what}: {reason_of(error)}; {kept}: once this is put right, the same command "
+                f"{self.folder} cannot {what}: {reason_of(error)}; {kept}: once the cause is fixed, the same command "
                 "continues the run"
             ) from error
 
@@ -242,7 +242,7 @@ class Checkpoints:
 
 
 class _Preserve(checkpoint_managers.PreservationPolicy):
-    """Keeps the newest and the best."""
+    """Policy that keeps the newest and the best checkpoints."""
 
     def __init__(self, values: Mapping[int, float], keep_last: int, keep_best: int) -> None:
         self._values, self._keep_last, self._keep_best = values, keep_last, keep_best

@@ -1,4 +1,4 @@
-"""The model a run starts from: a checkpoint, or a new one; its tokenizer, its head, its weights."""
+"""Model that a run starts from, a checkpoint or a new model: tokenizer, head and weights."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from prb_jax.training.weights import TrainedModel, trained_decoder
 from prb_jax.trees.stream_tables import round_up
 
 _TEXTS_OF = 10_000
-"""Comparisons, evenly spaced, of data larger than memory whose texts a new tokenizer is learned from."""
+"""Number of evenly spaced comparisons that a new tokenizer is trained on if the data exceeds memory."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts."""
+    """Model that a run starts from."""
 
-    name: str  # of the model, for people
+    name: str  # display name of the model
     config: DecoderConfig  # architecture
-    raw_config: Mapping[str, Any]  # what `config.json` of the trained model says
-    tokenizer: ChatTokenizer  # and its chat template
-    tokenizer_folder: Path  # where its files lie
-    identity: Mapping[str, Any]  # everything of the above that decides the result, JSON-ready
-    # reads or makes the weights on a mesh. A score head and all weights that are trained are float32.
+    raw_config: Mapping[str, Any]  # contents of the trained model's `config.json`
+    tokenizer: ChatTokenizer  # tokenizer with its chat template
+    tokenizer_folder: Path  # folder of the tokenizer's files
+    identity: Mapping[str, Any]  # all of the above that affects the result, JSON-ready
+    # reads or initialises the weights on a mesh; a score head and all trained weights are float32
     load: Callable[[Mesh], Params]
 
     @property
@@ -56,31 +56,31 @@ class Start:
         return abstract_params(self.config)
 
     def in_training(self, settings: TrainSettings, mesh: Mesh) -> TrainedModel:
-        """Return the model as training sees it; CheckpointError or MeshError where it cannot be trained so."""
+        """Return the model for training; CheckpointError or MeshError if these settings cannot train it."""
         return trained_decoder(settings, self.config, mesh=mesh)
 
     def finished_module(self, out: Path) -> Any:
-        """Return the user's own module with the parameters of a finished run; None where a named model is trained."""
+        """Return the user's module with the parameters of a finished run; None if the run trains a named model."""
         return None
 
 
 def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) -> Start:
-    """The starting point that the settings name; nothing large is read yet.
+    """Return the starting point named in the settings, without loading weights.
 
     Args:
-      settings: of the run.
-      train: training data, from which a new model without a given tokenizer learns one.
-      out: the run folder; a new tokenizer is kept there.
+      settings: Settings of the run.
+      train: Training data, for training a tokenizer if a new model has none.
+      out: Run folder; a new tokenizer is stored there.
 
     Raises:
-      CheckpointError: a checkpoint or tokenizer that cannot be used; one without a score head, or with
-        several outputs, unless `init_head` is set; one with soft prompts of users.
+      CheckpointError: The checkpoint or tokenizer cannot be used; the checkpoint has no score head, or one with
+        several outputs, and `init_head` is not set; or it contains soft prompts of users.
     """
     if settings.model == SCRATCH:
         return _from_scratch(settings, train.sample(_TEXTS_OF), out=out)
     if settings.model is None:
         raise RunError(
-            f"{out}: trains a flax.nnx.Module, which is no Hugging Face model: expected a run of a named one; the "
+            f"{out}: trains a flax.nnx.Module, not a Hugging Face model: expected a run of a named model; the "
             "module is the `module` of the result of `prb_jax.train`"
         )
     options = LoadOptions(
@@ -121,7 +121,7 @@ def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) 
             head=not model.new_head,
         ).params
         if model.new_head:
-            # As open-instruct: small, so that a new head starts near reward 0.
+            # Small, as in open-instruct: rewards of a new head start near 0.
             deviation = (model.config.hidden_size + 1) ** -0.5
             shape = (model.config.hidden_size, 1)
             make = jax.jit(
@@ -214,7 +214,7 @@ def _weights_dtype(settings: TrainSettings) -> Any:
 
 
 def _refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:
-    """A tokenizer that gives the checkpoint's own tokens other ids is that of another model."""
+    """Reject a tokenizer of another model: one that gives the checkpoint's tokens other ids."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return
     vocabulary = load_tokenizer(folder, chat_template="plain").tokenizer.get_vocab()
@@ -234,10 +234,10 @@ def _refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:
 
 
 def with_pad_token(raw_config: Mapping[str, Any], tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """The configuration with a padding token, without which transformers refuses batches of several.
+    """Return the configuration with a padding token, which transformers requires for batches of several.
 
-    Only one that never stands in a text is taken: transformers reads the score at the last token that
-    is not padding.
+    The token must never occur in a text, because transformers reads the score at the last token that is
+    not padding.
     """
     raw, pad = dict(raw_config), tokenizer.pad_token_id
     if raw.get("pad_token_id") is None and pad is not None and pad != tokenizer.eos_token_id:

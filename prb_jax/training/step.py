@@ -1,10 +1,10 @@
-"""One training step: gradients of microbatches are added up, then every group of parameters is updated once.
+"""One training step: add up the gradients of microbatches, then update every parameter group once.
 
-:func:`add_gradients` computes the ``gradients`` of each microbatch (one compile for each shape of batch) and adds them
-up; ``update`` divides the sums, clips them and applies the optimisers (one compile). The state is a nested dict: the
-state of each group by its name, and ``step`` (int32, updates so far). Weights that are not trained are an argument,
-``frozen``; they have no optimiser state and no gradient. What is minimised is a ``loss_fn``: the step knows neither
-model nor method.
+:func:`add_gradients` computes the ``gradients`` of each microbatch (one compile per batch shape) and adds them up.
+``update`` divides the sums, clips them and applies the optimisers (one compile). The state is a nested dict: the
+state of each group by name, and ``step`` (int32, completed updates). The argument ``frozen`` contains the weights that
+are not trained; they have neither optimiser state nor gradient. The step minimises a ``loss_fn`` and is independent of
+model and method.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Placed = TypeVar("Placed")
 
 @dataclasses.dataclass(frozen=True)
 class Microbatch:
-    """The part of a step that is computed at a time, on the host."""
+    """A part of a step that is computed at once, on the host."""
 
-    batch: Batch  # the arrays of its tokens
+    batch: Batch  # token arrays
     groups: Sequence[
         Sequence[int]
-    ]  # places in the step of the trees of each stream; one group of all sequences
-    rows: int  # trees that a group has room for
-    tokens: int  # that are computed, without padding
-    flops: float  # of a forward pass on paper, without padding
-    activations: float  # bytes that its backward pass keeps, about
-    extras: Any = None  # what the loss needs besides, once it is known
+    ]  # indices within the step of the trees of each stream; a single group for sequences
+    rows: int  # capacity of a group in trees
+    tokens: int  # computed tokens, without padding
+    flops: float  # analytic FLOPs of a forward pass, without padding
+    activations: float  # approximate bytes that the backward pass keeps
+    extras: Any = None  # further inputs of the loss, set once known
 
     __repr__ = short_repr
 
@@ -56,18 +56,18 @@ class Parts(Protocol):
 
     @property
     def weight_sum(self) -> jax.Array:
-        """The number by which the sum of the gradients is divided."""
+        """Divisor of the summed gradients."""
         ...
 
     def __add__(self, other: Any) -> Any: ...
 
     def means(self) -> dict[str, jax.Array]:
-        """float32 [] by name; ``loss`` is one of them."""
+        """Return metrics by name, float32 []; ``loss`` is one of them."""
         ...
 
 
 Group = Weights | TrainedMethod
-"""Parameters that are trained together, by one rule: those of a model, or those of its users."""
+"""Parameters under one optimiser: the weights of a model, or the parameters of its users."""
 
 Split = Callable[[Params], tuple[dict[str, Any], Params]]
 
@@ -80,7 +80,7 @@ LossFn = Callable[[Mapping[str, Any], Params, Any, Any], tuple[jax.Array, Any]]
 class Sums:
     """Sums over the microbatches of a step."""
 
-    gradient: dict[str, Any]  # of the loss, float32, of each group by its name
+    gradient: dict[str, Any]  # gradient of the loss by group name, float32
     parts: Any  # :class:`Parts` of the loss
 
     def __add__(self, other: Sums) -> Sums:
@@ -89,50 +89,50 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """The compiled functions of training. Build with :func:`make_train_step`."""
+    """Compiled functions of training. Build with :func:`make_train_step`."""
 
-    # all parameters -> (the arrays that each group starts with, by its name; those that are not trained)
+    # all parameters -> (initial arrays by group name, frozen parameters)
     split: Split
-    # arrays that each group starts with, by its name -> state
+    # initial arrays by group name -> state
     init: Callable[[Mapping[str, Any]], TrainState]
     # (state, frozen, batch, extras) -> sums of this microbatch
     gradients: Callable[[TrainState, Params, Any, Any], Sums]
-    # (sums, more sums) -> sums; the first ones are donated
+    # (sums, more sums) -> sums; the first argument is donated
     add: Callable[[Sums, Sums], Sums]
-    # (state, sums) -> (state, metrics); the state is donated. If loss or gradient are not finite, nothing changes, and
+    # (state, sums) -> (state, metrics); the state is donated. If loss or gradient is not finite, nothing changes, and
     # ``metrics["finite"]`` is 0. Metrics are float32 scalars: :meth:`Parts.means`, ``grad_norm`` of the first group
-    # before clipping, ``NAME_grad_norm`` of each other one that has parameters, ``learning_rate``, ``finite``.
+    # before clipping, ``NAME_grad_norm`` of every other group with parameters, ``learning_rate``, ``finite``.
     update: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
-    groups: Mapping[str, Group]  # what is trained, by name
+    groups: Mapping[str, Group]  # trained groups by name
     state_shardings: dict[str, Any]  # for every leaf of the state
     frozen_shardings: dict[str, Any]  # for every leaf of the frozen parameters
     mesh: Mesh  # devices
-    # the shapes of batches for which ``gradients`` is compiled
+    # batch shapes for which ``gradients`` is compiled
     compiled: set[Any] = dataclasses.field(default_factory=set)
 
     def begin(self, params: Params) -> tuple[TrainState, Params]:
-        """The state before the first step of a model with these parameters, and those that are not trained."""
+        """Return the state before the first step of a model with these parameters, and the frozen parameters."""
         sources, frozen = self.split(params)
         return self.init(sources), frozen
 
     def inputs(self, state: TrainState) -> dict[str, Any]:
-        """What the loss is differentiated by, by the names of the groups."""
+        """Return the variables of the gradient by group name."""
         return {name: group.inputs(state[name]) for name, group in self.groups.items()}
 
     def kept(self, state: TrainState) -> TrainState:
-        """What a checkpoint holds of a state."""
+        """Return the part of a state that a checkpoint stores."""
         return {
             **{name: group.kept(state[name]) for name, group in self.groups.items()},
             "step": state["step"],
         }
 
     def resume(self, kept: TrainState) -> TrainState:
-        """The whole state again."""
+        """Rebuild the whole state from the stored part."""
         groups = {name: group.resume(kept.get(name, {})) for name, group in self.groups.items()}
         return {**groups, "step": kept["step"]}
 
     def place(self, batch: Batch, extras: Placed) -> tuple[Any, Placed]:
-        """A microbatch of the host, its rows dealt over the mesh."""
+        """Return a host microbatch with its rows distributed over the mesh."""
 
         def put(x: Any) -> jax.Array:
             return to_global(np.asarray(x), batch_sharding(self.mesh, np.ndim(x)))
@@ -156,11 +156,11 @@ def make_train_step(
         split: Function that splits the parameters of the model into those of each group, and frozen ones.
         groups: Trained parameters by name, the weights of the model first.
         frozen_shardings: Shardings of the frozen parameters.
-        learning_rate: Rate of the first group, to be reported.
+        learning_rate: Schedule of the first group, for the metrics.
         mesh: Devices.
 
     Raises:
-        MeshError: a mesh axis does not divide a parameter.
+        MeshError: A mesh axis does not divide a parameter.
     """
     first, everywhere = next(iter(groups)), replicated(mesh)
     shardings = {**{name: group.shardings for name, group in groups.items()}, "step": everywhere}
@@ -217,13 +217,13 @@ def make_train_step(
 def add_gradients(step: TrainStep, state: TrainState, frozen: Params, batches: Sequence[Microbatch]) -> Sums:
     """Return the sums of the microbatches of a step, at least one.
 
-    On CPUs several are computed side by side, each with activations and gradients of its own, so there are fewer at a
-    time where these would fill the memory. They are added in the order in which they are given: the sums have the same
-    bits, however many are computed at a time.
+    On CPUs several microbatches run concurrently. Each needs memory for its activations and gradients, which limits
+    their number. Sums are added in the given order, so they are bitwise equal for any number of concurrent
+    microbatches.
     """
     count = lanes(step.mesh)
     if count > 1:
-        # Gradients are held twice: one that is done may wait for its turn to be added.
+        # Gradients are counted twice because a finished one may wait for its turn to be added.
         held = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(step.inputs(state)))
         count = lanes(step.mesh, held=held + max(part.activations for part in batches))
     waiting: deque[Future[Sums]] = deque()
@@ -247,7 +247,7 @@ def add_gradients(step: TrainStep, state: TrainState, frozen: Params, batches: S
             while len(waiting) > (count if side_by_side else 0):
                 add(waiting.popleft().result())
             if not side_by_side:
-                jax.block_until_ready(sums)  # else a device would hold the gradients of several microbatches
+                jax.block_until_ready(sums)  # keeps gradients of one microbatch on the device
                 with compiling(step.gradients, *batch_sizes(part.batch)):
                     add(compute(placed))
                 step.compiled.add(shapes)

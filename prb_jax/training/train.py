@@ -1,4 +1,4 @@
-"""Trains a reward model: data in, steps, validation, checkpoints, and a model out; resumable."""
+"""Training of a reward model: data, steps, validation, checkpoints and export; resumable."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ def train(
     overrides: Sequence[str] = (),
     progress: bool = True,
 ) -> TrainResult:
-    """Trains a reward model and writes it to `out`; the same call continues a run that was killed.
+    """Train a reward model and write it to `out`; the same call continues a killed run.
 
-    It is refused where anything that decides the result differs from what `out` was started with: the
-    settings, the model's files, the data's contents, the versions of the libraries that compute. The mesh,
-    the devices, `batch.tokens`, and what is kept and logged may differ, and `steps` may be more than before: see
-    `prb_jax.training.record`.
+    A call with other inputs than `out` was started with is refused. The inputs are the settings, the model's files,
+    the data's contents and the versions of the computing libraries. The mesh, the devices, `batch.tokens`, and
+    options for checkpoints and logs may differ, and `steps` may be larger: see `prb_jax.training.record`.
 
     Args:
-      config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
+      config: Config file, ConfigDict (`prb_jax.training.config.default_config`), mapping of keys, or
         settings; None for the defaults.
-      out: the run folder; see `prb_jax.training.record`.
-      model: a `flax.nnx.Module` with the method of `prb_jax.scoring.scorer.ScoresTokens`, in place of the config's
+      out: Run folder; see `prb_jax.training.record`.
+      model: A `flax.nnx.Module` with the method of `prb_jax.scoring.scorer.ScoresTokens`; replaces the config's
         `model`. All its floating-point `nnx.Param` are trained, in evaluation mode. See `prb_jax.training.modules`.
-      wrt: of this module, a filter of `nnx` for what is trained, such as `nnx.LoRAParam`; `nnx.Param` if not given.
-      tokenizer: of this module: a folder, hub id or transformers tokenizer, in place of the config's `tokenizer`.
-      data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
-        files and data sets.
-      overrides: `key=value`, as on the command line.
-      progress: shows progress on standard error.
+      wrt: `nnx` filter that selects the trained variables of this module, e.g. `nnx.LoRAParam`; `nnx.Param` by
+        default.
+      tokenizer: Tokenizer of this module: a folder, hub id or transformers tokenizer; replaces the config's
+        `tokenizer`.
+      data, validation: Records that replace the config's `data` and `validation.data`, which name files and data sets.
+      overrides: Overrides `key=value`, as on the command line.
+      progress: If True, show progress on standard error.
 
     Raises:
-      RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a loss that is
-        not finite (naming the comparisons).
-      DataError: the data cannot be used.
-      CheckpointError, MeshError: the model cannot be loaded.
+      RunError: The config is invalid; `out` cannot be used, its disk is full, or it contains another run; or a loss is
+        not finite (the message names the comparisons).
+      DataError: The data cannot be used.
+      CheckpointError, MeshError: The model cannot be loaded.
     """
     # Settings.
     objects = {"data": data, "model": model}
@@ -97,7 +97,7 @@ def train(
     else:
         kind, open_module = (get("training", name).value for name in ("module trainer", "module"))
         start = open_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
-    # The run folder, which must hold the same run or none.
+    # The run folder must contain the same run or none.
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}
     with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ def train(
                 path, settings.steps, path / MODEL, summary, module=start.finished_module(path)
             )
 
-        # The model in training, and what it sees of the data in which order.
+        # The model in training, its encoded data, and their order.
         trainer = reward_trainer(
             settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths, kind=kind
         )
@@ -123,7 +123,7 @@ def train(
             order = Order(len(examples), per_step, seed)
         trainer.plan(examples, order)
 
-        # The loop. One thread makes the next batch while the device works on this one.
+        # The loop. One thread prepares the next batch while the device works on this one.
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
         _say_how(loop, lengths, order, equal)
         with loop.speed.pause():
@@ -155,7 +155,7 @@ def train(
         if loop.stopped_by is not None:
             return TrainResult(path, loop.step, stopped_by=loop.stopped_by)
 
-        # The model, as of the best checkpoint or the last.
+        # Export of the best checkpoint or the last.
         exported, best = settings.steps, loop.checkpoints.best()
         if settings.export.checkpoint == "best" and best is not None and best != exported:
             trainer.load_step(loop.checkpoints, best)
@@ -184,13 +184,13 @@ def reward_trainer(
       settings: Settings of the run.
       start: Model that the run starts from.
       mesh: Devices.
-      data: Comparisons whose users are trained; if empty, the users that `out` names.
+      data: Comparisons whose users are trained; if empty, the users are read from `out`.
       out: Run folder.
-      lengths: Lengths of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
+      lengths: Lengths of a lengthened run; see :func:`prb_jax.training.weights.learning_rate`.
       kind: Class of the trainer.
 
     Raises:
-      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+      RunError, DataError, CheckpointError, MeshError: The settings do not suit this model or mesh.
     """
     lengths = lengths or (settings.steps,)
     width = start.config.hidden_size
@@ -210,17 +210,17 @@ def make_reward_step(
 ) -> TrainStep:
     """Return the compiled step of a reward model: rewards, their loss, and AdamW.
 
-    The groups of parameters are the weights of the model and the parameters of its users.
+    The parameter groups are the weights of the model and the parameters of its users.
 
     Args:
       settings: Settings of the run.
       model: Trained weights and scores of the model.
       mesh: Devices.
-      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
+      lengths: Lengths of the run; see :func:`prb_jax.training.weights.learning_rate`.
       method: Method of personalisation.
 
     Raises:
-      MeshError: a mesh axis does not divide a parameter.
+      MeshError: A mesh axis does not divide a parameter.
     """
     weights = Weights(
         optimizer=settings.optimizer_of(hidden_size=model.width),
@@ -258,7 +258,7 @@ def make_reward_step(
 
 
 def _equal_sides(examples: Examples) -> EqualSides | None:
-    """Return the comparisons that teach nothing; None if there are none, or if the data are tokenised on demand."""
+    """Return the comparisons without a training signal; None without any, or if the data is tokenised on demand."""
     if not examples.trees.in_memory:
         return None
     pairs = zip(examples.known, examples.trees, strict=True)
@@ -269,7 +269,7 @@ def _say_how(loop: Loop, lengths: Sequence[int], order: Order, equal: EqualSides
     if len(lengths) > 1:
         loop.say(
             f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
-            f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+            f"{lengths[-2]} steps until then, and the schedule of {lengths[-1]} steps afterwards"
         )
     if equal is not None:
         loop.say(f"{equal}, of which nothing can be learned: remove them")
@@ -289,7 +289,7 @@ def _summary(
     *,
     exported: int,
 ) -> dict[str, Any]:
-    """The numbers of a finished run, JSON-ready."""
+    """Return the numbers of a finished run, JSON-ready."""
     steps = [row for row in rows if "loss" in row]
     tail = steps[-max(1, len(steps) // 10) :]
     validations = [row for row in rows if "validation_loss" in row and row["step"] == exported]

@@ -1,4 +1,4 @@
-"""A model in training: its weights and optimiser on the mesh, its steps, its scores, its checkpoints and its export."""
+"""A model in training: weights and optimiser on the mesh, steps, scores, checkpoints and export."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from prb_jax.training.weights import TrainedModel, merge
 from prb_jax.trees.tree import Tree
 
 WEIGHTS, USER = "weights", "user"
-"""The groups of parameters of a reward model: its own, and those of its method of personalisation."""
+"""Parameter groups of a reward model: weights of the model, and parameters of the method of personalisation."""
 
 _loss = jax.jit(comparison_loss, static_argnames="config")
 
 
 class Trainer:
-    """One model in training; :meth:`begin` or :meth:`load_step` gives it weights, and nothing is compiled before that.
+    """One model in training. :meth:`begin` or :meth:`load_step` sets its weights; nothing is compiled earlier.
 
     Args:
       settings: Settings of the run.
@@ -56,7 +56,7 @@ class Trainer:
       settings, start, program: Same as the arguments.
       mesh: Devices.
       state: Trained parameters and optimiser; see :mod:`prb_jax.training.step`.
-      frozen: Weights that are not trained; None before they are read.
+      frozen: Weights that are not trained; None until they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
@@ -74,15 +74,15 @@ class Trainer:
 
     @cached_property
     def attention(self) -> StreamAttention:
-        """The implementation of attention in its programs."""
+        """Attention implementation of the compiled functions."""
         kind, wanted = jnp.dtype(self.settings.dtype), self.settings.attention
         return choose_attention(self.mesh, kind, wanted, config=self.start.config, trained=True)
 
     def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
-        """Continues from the newest checkpoint that can be read, or from the starting point.
+        """Continue from the newest readable checkpoint, or from the starting point.
 
         Returns:
-          The number of steps made by then, and the facts that were saved with them.
+          Number of completed steps, and the facts saved with them.
         """
         saved = checkpoints.restore_newest(flat_arrays(self._saved))
         if saved is None:
@@ -92,19 +92,19 @@ class Trainer:
         return saved.step, saved.facts
 
     def begin_anew(self) -> None:
-        """Goes to the starting point."""
+        """Reset to the starting point."""
         self.state, self.frozen = self.program.begin(self.start.load(self.mesh))
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
-        """Goes to the weights of one checkpoint."""
+        """Load the state of one checkpoint."""
         self._resume(checkpoints.restore(step, flat_arrays(self._saved)))
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
-        """Starts writing a checkpoint."""
+        """Start writing a checkpoint."""
         checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
     def _plan(self, trees: Items[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int) -> None:
-        """Choose the shapes of microbatches: arguments as of :func:`plan_layout`."""
+        """Choose the shapes of microbatches; for the arguments see :func:`plan_layout`."""
         self._layout = plan_layout(
             trees,
             together,
@@ -118,33 +118,33 @@ class Trainer:
         )
 
     def update(self, parts: Sequence[Microbatch]) -> Metrics:
-        """One step of the optimiser over its microbatches; the metrics are not waited for."""
+        """Run one optimiser step over its microbatches, and return the metrics without waiting for them."""
         sums = add_gradients(self.program, self.state, self.frozen or {}, parts)
         with compiling(self.program.update):
             self.state, metrics = self.program.update(self.state, sums)
         return metrics
 
     def params(self) -> Params:
-        """All parameters of the model, adapters included."""
+        """Return all parameters of the model, adapters included."""
         first = next(iter(self.program.groups))
         return merge(self.program.inputs(self.state)[first], self.frozen or {})
 
     def export(self, folder: Path) -> None:
-        """Writes the weights of now as a Hugging Face folder, with adapters merged; a collective."""
+        """Write the current weights as a Hugging Face folder, with adapters merged; a collective."""
         more = self._side_files()
         export_model(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
 
     def export_adapter(self, folder: Path) -> None:
-        """Writes the adapters, and any score head, of now for PEFT; a collective."""
+        """Write the current adapters, and any score head, for PEFT; a collective."""
         more = self._side_files(adapter=True)
         export_adapter(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
 
     def _side_files(self, *, adapter: bool = False) -> Write:
-        """A function that writes the files of an export beside weights, configuration and tokenizer."""
+        """Return a function that writes further files of an export, beside weights, configuration and tokenizer."""
         return lambda folder: None
 
     def _read_frozen(self) -> Params:
-        """What is not trained, which is no part of a checkpoint; read if it is not there yet."""
+        """Return the frozen weights, which checkpoints do not contain; read them if necessary."""
         if self.frozen is None:
             some = bool(self.program.frozen_shardings)
             self.frozen = self.program.split(self.start.load(self.mesh))[1] if some else {}
@@ -158,18 +158,18 @@ class Trainer:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What one step sees, on the host."""
+    """Data of one step, on the host."""
 
-    members: np.ndarray  # int64 [n], its comparisons
-    users: StepRows  # the rows of users that it trains
-    parts: Sequence[Microbatch]  # computed one after another, or some side by side
-    tokens: int  # of its trees, each counted alone
+    members: np.ndarray  # int64 [n], comparisons of the step
+    users: StepRows  # rows of users that the step trains
+    parts: Sequence[Microbatch]  # computed in sequence, or several concurrently
+    tokens: int  # sum over the trees; tokens that trees share count for each tree
 
     __repr__ = short_repr
 
     @property
     def flops(self) -> float:
-        """Of a forward pass on paper, without padding."""
+        """Analytic FLOPs of a forward pass, without padding."""
         return sum(part.flops for part in self.parts)
 
 
@@ -182,7 +182,7 @@ class RewardTrainer(Trainer):
       model: Trained weights and scores of this model.
       method: Method of personalisation.
       program: Result of :func:`prb_jax.training.train.make_reward_step` for this model and method.
-      lengths: Lengths of the run: see :func:`prb_jax.training.weights.learning_rate`.
+      lengths: Lengths of the run; see :func:`prb_jax.training.weights.learning_rate`.
     """
 
     settings: TrainSettings
@@ -221,27 +221,28 @@ class RewardTrainer(Trainer):
         self.reader = Reader(name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=method)
 
     def begin_from(self, trained: Params) -> None:
-        """Goes to other trained weights of :meth:`trained`, with a new optimiser."""
+        """Start from trained weights that :meth:`trained` returned, with a new optimiser."""
         embedding = merge(trained, self._read_frozen())["embed"]
         self.state = self.program.init({WEIGHTS: trained, USER: embedding})
 
     def trained(self) -> Params:
-        """The weights that are trained, as they are now: float32 arrays of the host. Every process must ask for it."""
+        """Return the current trained weights, float32 arrays on the host. Every process must call this."""
         whole = self._gather(self.state[WEIGHTS]["params"])
         return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
 
     @property
     def trained_parameters(self) -> int:
-        """How many parameters are trained."""
+        """Number of trained parameters."""
         return _size(self.state[WEIGHTS]["params"]) + _size(self.state[USER].get("table"))
 
     @property
     def parameters(self) -> int:
-        """How many parameters the whole model has."""
+        """Number of parameters of the whole model."""
         return self.trained_parameters + _size(self.frozen)
 
     def encode(self, examples: Examples) -> Examples:
-        """Add to training data what the model sees of it; how many were cut to fit is kept in `truncated`."""
+        """Add tokens, loss weights and user rows to training data; sets `truncated` to the number of comparisons
+        cut."""
         comparisons, known = self._on_disk(examples), examples.known
         if comparisons.in_memory:
             trees: Items[Tree] = Held(encode_by_processes(comparisons, self._encode_here))
@@ -252,40 +253,40 @@ class RewardTrainer(Trainer):
         return Examples(known, known, trees=trees, weights=self._weights(known), rows=self.method.rows(known))
 
     def encode_held_out(self, examples: Examples) -> Examples:
-        """Add to data for :meth:`validate` what the model sees of it; large data is tokenised each time."""
+        """Add tokens to data for :meth:`validate`; data larger than memory is tokenised in each validation."""
         comparisons = self._on_disk(examples)
         trees = encode_by_processes(comparisons, self._encode_here) if comparisons.in_memory else []
         return replace(examples, comparisons=comparisons, trees=Held(trees))
 
     def plan(self, examples: Examples, order: Order) -> None:
-        """Choose the shapes of microbatches for training data that is seen in this order."""
+        """Choose the shapes of microbatches for training data in this order."""
         self._examples = examples
         together = [order.step(step) for step in range(STEPS_SIMULATED)]
-        # A run that is lengthened keeps its shapes, and so its bits.
+        # A lengthened run keeps its shapes, so its results are bitwise the same.
         self._plan(examples.trees, together, per_step=order.per_step, steps=self.lengths[0])
 
     def batch(self, members: np.ndarray, *, step: int) -> StepBatch:
-        """What a step, counted from 0, sees of these comparisons of the planned data."""
+        """Return the batch of a step, counted from 0, for these comparisons of the planned data."""
         examples = self._examples
         users = self.method.rows_of_step(examples.rows, members, step=step)
         parts = labelled(self._layout, examples, members, users.slots, prompt_tokens=self.method.tokens)
         return StepBatch(members, users, parts, sum(examples.trees[member].tokens for member in members))
 
     def step(self, batch: StepBatch) -> Metrics:
-        """One step of the optimiser; the metrics are not waited for."""
+        """Run one optimiser step, and return the metrics without waiting for them."""
         if batch.users.ids.size:
             self.state[USER] = self._take(self.state[USER], batch.users.ids)
         return self.update(batch.parts)
 
     def validate(self, held_out: Examples) -> tuple[dict[str, float], float]:
-        """Scores what is held out with the weights of now, through the same scorer that evaluates.
+        """Score the held-out data with the current weights, through the scorer used for evaluation.
 
         Returns:
-          Loss (that of training, so with smoothing and margins), accuracy and margin; and the number, smaller is
-          better, by which `validation.metric` chooses the best checkpoint.
+          Loss (the training loss, with smoothing and margins), accuracy and margin; and the number, lower is better,
+          by which `validation.metric` chooses the best checkpoint.
 
         Raises:
-          RunError: a score is not finite, naming the comparison.
+          RunError: A score is not finite; the message names the comparison.
         """
         scores, comparisons = self._score(held_out), held_out.known
         shape = (len(scores), max(len(row) for row in scores))
@@ -315,7 +316,7 @@ class RewardTrainer(Trainer):
         return numbers, numbers["loss"] if by_loss else -numbers["accuracy"]
 
     def _score(self, examples: Examples) -> list[np.ndarray]:
-        """Rewards by the weights of now, one float32 array [K] a comparison."""
+        """Return rewards under the current weights, one float32 array [K] per comparison."""
         known = (
             dict(zip(map(id, examples.comparisons), examples.trees, strict=True)) if examples.trees else {}
         )
@@ -333,22 +334,22 @@ class RewardTrainer(Trainer):
         return scores
 
     def _scoring_options(self) -> BatchOptions:
-        """How what is held out is put into batches."""
+        """Return the batching options for held-out data."""
         return stream_options(self.start.config, self.mesh, self.attention, self.settings.batch.tokens)
 
     def _dispatch(self, batch: Batch) -> jax.Array:
-        """Rewards for a batch of the host, where the ids of trees are the rows of their users."""
+        """Return the rewards of a host batch in which tree ids are the rows of their users."""
         state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
         with compiling(self.rewards, *batch_sizes(batch)):
             return self.rewards(state, self.frozen or {}, self.program.place(batch, ())[0])
 
     def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
-        """float32 [n]: of each comparison in the loss."""
+        """Return the weight of each comparison in the loss, float32 [n]."""
         by_user = self.settings.loss.user_weights
         return user_weights(comparisons) if by_user else np.ones(len(comparisons), np.float32)
 
     def _on_disk(self, examples: Examples) -> Items[Any]:
-        """The comparisons; by their tokens, where these were prepared."""
+        """Return the comparisons, or their prepared tokens if there are any."""
         if examples.prepared is None:
             return examples.comparisons
         (folder, split), comparisons = examples.prepared, cast(Joined, examples.comparisons)
@@ -358,7 +359,7 @@ class RewardTrainer(Trainer):
         return comparisons if stored is None else stored
 
     def _encode_here(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        """What the model sees of comparisons; of several processes this one alone makes it."""
+        """Return the trees of comparisons, encoded in this process only."""
         return self.reader.encode(comparisons, view=self.settings.view)
 
     def _side_files(self, *, adapter: bool = False) -> Write:

@@ -1,4 +1,4 @@
-"""The users of a training run, and the method of personalisation that learns them."""
+"""Users of a training run, and the method of personalisation that learns about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prb_jax.records.writing import write_json
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.weights import learning_rate
 
-USERS = "users.json"  # in the run folder: whose row is which
+USERS = "users.json"  # in the run folder: user ids in row order
 
 _TIMES_FASTER = 10.0
 
@@ -31,14 +31,14 @@ def method_of_run(
     lengths: Sequence[int],
     mesh: Mesh,
 ) -> TrainedMethod:
-    """Return the method that a run with a model of this width trains.
+    """Return the method of personalisation for a run with a model of this width.
 
-    The users that it knows are those of the training data, and are kept in the run folder `out`; without any data they
-    are those that the folder names.
+    Its users come from the training data and are stored in the run folder `out`. Without data, they are read from that
+    folder.
 
     Raises:
-      DataError: no comparison has a user.
-      RunError: the folder cannot be written, or names no users.
+      DataError: No comparison has a user.
+      RunError: The folder cannot be written, or contains no list of users.
     """
     if settings.method != "persona_embedding":
         return NULL

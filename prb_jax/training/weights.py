@@ -1,4 +1,4 @@
-"""The weights of a model in training: which ones are trained, how AdamW changes them, and how they score."""
+"""Weights of a model in training: selection of trained weights, AdamW, and rewards."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from prb_jax.trees.streams import StreamBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights under AdamW: a group of parameters, with the same functions of its state as
-    :class:`prb_jax.personal.method.TrainedMethod`. The state: ``params`` (float32) and ``opt``."""
+    """Parameter group of model weights under AdamW, with the interface of
+    :class:`prb_jax.personal.method.TrainedMethod`. The state consists of ``params`` (float32) and ``opt``."""
 
-    optimizer: OptimizerSettings  # how they are trained, with a `learning_rate`
-    lengths: Sequence[int]  # of the run: see :func:`learning_rate`
-    trainable: Params  # of :func:`split_params`; only shapes are looked at
-    placed: dict[str, Any]  # sharding of each of them
+    optimizer: OptimizerSettings  # options with a `learning_rate`
+    lengths: Sequence[int]  # lengths of the run; see :func:`learning_rate`
+    trainable: Params  # from :func:`split_params`; only shapes are used
+    placed: dict[str, Any]  # sharding of each trainable weight
     mesh: Mesh  # devices
 
     @property
     def learning_rate(self) -> optax.Schedule:
-        """The rate as a function of the updates made so far."""
+        """Learning rate as a function of the number of completed updates."""
         return learning_rate(self.optimizer, lengths=self.lengths)
 
     @property
@@ -47,7 +47,7 @@ class Weights:
 
     @property
     def shardings(self) -> dict[str, Any]:
-        """Moments are split like their parameter."""
+        """Shardings of the state; moments are sharded like their parameters."""
         weights = self.placed
         everywhere = replicated(self.mesh)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), self.trainable)
@@ -63,7 +63,7 @@ class Weights:
         return {"params": weights, "opt": opt}
 
     def start(self, source: Params) -> dict[str, Any]:
-        """A new state, from the trainable part of :func:`split_params`."""
+        """Return a new state from the trainable part of :func:`split_params`."""
         weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), source)
         return {"params": weights, "opt": self._transformation.init(weights)}
 
@@ -85,25 +85,25 @@ class Weights:
 
 
 def learning_rate(options: OptimizerSettings, *, lengths: Sequence[int]) -> optax.Schedule:
-    """Return the rate as a function of the number of updates made so far, float32 [].
+    """Return the learning rate, float32 [], as a function of the number of completed updates.
 
     Args:
-      options: with a `learning_rate`, the peak.
-      lengths: updates of the whole run, ascending; several of a run that was lengthened. Updates before an earlier
-        end follow the schedule of that length, and those after it the schedule of the next one. The warm-up is
-        that of the first length.
+      options: Options with a `learning_rate`, the peak.
+      lengths: Total numbers of updates, ascending; several for a lengthened run. Updates before an earlier end follow
+        the schedule of that length, and later updates follow the schedule of the next length. The warm-up belongs to
+        the first length.
     """
     assert options.learning_rate is not None
     peak, final = options.learning_rate, options.learning_rate * options.final_share
     warmup = round(options.warmup_share * lengths[0])
 
     def course(step: jax.Array, length: int) -> jax.Array:
-        """The rate after the warm-up in a run of this length."""
+        """Return the rate after the warm-up in a run of this length."""
         after_warmup = length - warmup
         if options.schedule == "constant":
             return jnp.full_like(step, peak)
         if options.schedule == "wsd":
-            # A fall that is longer than what the warm-up leaves starts right after it.
+            # A decay longer than the remaining steps starts right after the warm-up.
             falling = max(1, min(max(1, round(length * options.decay_share)), after_warmup))
             share = jnp.clip((step - (length - falling)) / falling, 0.0, 1.0)
         else:
@@ -125,7 +125,7 @@ def learning_rate(options: OptimizerSettings, *, lengths: Sequence[int]) -> opta
 
 
 def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> optax.GradientTransformation:
-    """Clipping by global norm, AdamW and the schedule. The state holds two float32 moments for each leaf."""
+    """Return global-norm clipping, AdamW and the schedule. The state contains two float32 moments per leaf."""
     parts = [] if options.clip_norm is None else [optax.clip_by_global_norm(options.clip_norm)]
     return optax.chain(
         *parts,
@@ -136,8 +136,8 @@ def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> opt
 
 
 def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Which leaves of a nested dict of parameters decay: matrices, and no norms, biases, sinks and decays."""
-    spared = ("norm", "bias", "scale", "sinks", "log_decay")  # those of stacked layers are matrices too
+    """Return a mask of the parameters that decay: matrices, but not norms, biases, sinks and log decays."""
+    spared = ("norm", "bias", "scale", "sinks", "log_decay")  # stacked layers turn these into matrices too
     return {
         name: decay_mask(leaf) if isinstance(leaf, Mapping) else leaf.ndim > 1 and not name.endswith(spared)
         for name, leaf in tree.items()
@@ -147,14 +147,14 @@ def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
 def split_params(
     params: Params, *, config: DecoderConfig, tuning: Tuning, lora: LoraConfig, seed: int
 ) -> tuple[Params, Params]:
-    """(trainable, frozen): two nested dicts that :func:`merge` puts together again.
+    """Split parameters into two nested dicts (trainable, frozen); :func:`merge` is the inverse.
 
     Args:
-        params: of the decoder, without adapters.
-        config: architecture.
+        params: Parameters of the decoder, without adapters.
+        config: Architecture.
         tuning: ``head`` trains the score head, ``lora`` the head and new adapters, ``full`` everything.
-        lora: rank and targets of adapters.
-        seed: of adapters.
+        lora: Rank and targets of adapters.
+        seed: Seed of new adapters.
     """
     if tuning == "full":
         return dict(params), {}
@@ -170,7 +170,7 @@ def split_params(
 
 
 def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
-    """The two parts of :func:`split_params` as one tree for the decoder."""
+    """Merge the two parts of :func:`split_params` into one tree for the decoder."""
     merged = dict(frozen)
     for name, leaf in trainable.items():
         both = isinstance(leaf, Mapping) and isinstance(merged.get(name), Mapping)
@@ -180,26 +180,26 @@ def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """The functions and the layout of the weights of one model, one way of tuning and one mesh."""
+    """Functions and shardings of the weights of one model, for one tuning and one mesh."""
 
-    # all parameters -> (those that are trained, the others)
+    # all parameters -> (trained, frozen)
     split: Callable[[Params], tuple[Params, Params]]
-    # (trained, frozen, batch, `prompts` of the users of the step or None, `differentiated` where gradients are taken,
-    # `loads`, a list that gains the tokens of each expert of a mixture)
+    # (trained, frozen, batch, `prompts` of the step's users or None, `differentiated` if gradients are computed,
+    # `loads`, a list that receives the token counts of the experts of a mixture)
     # -> rewards float32, [S, M] of streams or [S] of sequences
     rewards: Callable[..., jax.Array]
-    trained: Params  # shapes of what is trained
+    trained: Params  # shapes of the trained weights
     trained_shardings: dict[str, Any]
     frozen_shardings: dict[str, Any]
-    width: int  # decides the learning rate where none is given
+    width: int  # determines the default learning rate
 
 
 def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mesh) -> TrainedModel:
-    """Return a decoder as training sees it.
+    """Return a decoder for training.
 
     Raises:
-      CheckpointError: a head with several labels.
-      MeshError: a mesh axis does not divide a parameter.
+      CheckpointError: The head has several labels.
+      MeshError: A mesh axis does not divide a parameter.
     """
     if config.num_labels != 1:
         raise CheckpointError(

@@ -130,7 +130,7 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
         main([*given, "--unknown"])
     capsys.readouterr()
     assert main(["train", "--show-config", "steps=3"]) == 0  # neither CONFIG nor --out nor a model
-    about = "    # Updates of the optimiser; a larger number later lengthens the run."
+    about = "    # Optimiser updates; rerun with a larger number to lengthen the run."
     assert f"\n{about}\n    config.steps = 3\n" in capsys.readouterr().out
     assert main(["train", "--show-config", "optimizer.lr=1"]) == 2
     assert "did you mean 'optimizer.learning_rate'?" in capsys.readouterr().err

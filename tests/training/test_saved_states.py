@@ -159,7 +159,7 @@ def test_a_full_disk_is_one_clear_error_and_the_older_one_stays(tmp_path, monkey
 
     checkpoints.save(2, arrays(2), {"value": 0.0})
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
-    message = r"step 2: no space left on the device; that of step 1 is kept.*same command"
+    message = r"step 2: no space left on the device; the checkpoint of step 1 is kept.*same command"
     with pytest.raises(RunError, match=message):
         checkpoints.wait()
     assert checkpoints.best() is None

@@ -1,1 +1,1 @@
-"""Attention over streams: a reference, programs of XLA, and kernels of TPUs and GPUs."""
+"""Attention over streams: XLA programs, and kernels for TPUs and GPUs."""

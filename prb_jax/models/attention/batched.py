@@ -1,15 +1,15 @@
-"""Attention over packed streams by XLA, for accelerators: many blocks of queries at a time, with all of their heads.
+"""Attention over packed streams by XLA, for accelerators: many blocks of queries at once, with all heads.
 
-The same table and the same sums as in :mod:`prb_jax.models.attention.walk`, but the blocks of a round walk together,
-some blocks of keys at a step: accelerators need large products, and have no caches that a single block would stay in.
-Blocks that have as many keys to walk through stand in one round, so that few steps are empty. The number of steps is
-data: one program serves any trees, and memory is that of a round, whatever the stream's length.
+Tables and sums are the same as in :mod:`prb_jax.models.attention.walk`, but all blocks of a round walk through keys
+together, several blocks of keys per step: accelerators need large products and cannot keep single blocks in caches. A
+round groups blocks with similar numbers of keys, so few steps are empty. The number of steps is data: one program
+serves all trees, and memory depends on the round, not on the stream's length.
 
-The backward pass walks twice, with weights computed again from the logarithms of their sums: through the keys of each
-block of queries, and through the queries of each block of keys, so that nothing is added up at places that meet.
+The backward pass recomputes the weights from the logarithms of their sums and walks twice: through the keys of each
+block of queries, and through the queries of each block of keys. It therefore needs no scatter-add.
 
-Letters: S streams of N tokens, n of which are queries here, G kv heads, g query heads of each, H head dim; c blocks
-of a round with C queries or keys; Q queries and K keys of a step.
+Dimensions: S streams of N tokens including n local queries, G kv heads, g query heads per kv head, H head dim; c
+blocks per round with C queries or keys each; Q queries and K keys per step.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from prb_jax.models.layers import float32_einsum, soft_capped
 from prb_jax.trees.stream_tables import BLOCK, query_order
 
 WALKED = 4
-"""Blocks that each block of a round walks through in a step."""
+"""Number of blocks that each block of a round walks through per step."""
 
 SCORE_BYTES = 1 << 28
-"""About so many bytes have the scores of a step. A few arrays of that size exist at a time."""
+"""Approximate bytes of the scores of a step. A few arrays of this size exist at once."""
 
 
 class _Part(NamedTuple):
-    """What is computed: a stream, and how."""
+    """A stream and the options of its attention."""
 
     facts: StreamFacts
     window: int | None
     softcap: float | None
 
     def scores(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """float32 [c, G, g, Q, K] of queries [c, Q, G, g, H] and keys [c, K, G, H], soft-capped, not masked."""
+        """Return scores, float32 [c, G, g, Q, K], of queries [c, Q, G, g, H] and keys [c, K, G, H]: soft-capped, not
+        masked."""
         return soft_capped(float32_einsum("cqgnh,ckgh->cgnqk", query, key), self.softcap)
 
     def seen(self, place: jax.Array, key_place: jax.Array) -> jax.Array:
-        """bool [c, 1, 1, Q, K]: which keys at places [c, K] the queries at places [c, Q] see."""
+        """Return a mask, bool [c, 1, 1, Q, K]: the queries at places [c, Q] see the keys at places [c, K]."""
         until, positions = self.facts.until, self.facts.positions
         query, key = place[:, :, None], key_place[:, None]
         seen = (key <= query) & (query < until[key])
@@ -60,7 +61,7 @@ class _Part(NamedTuple):
 def attend_many(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[jax.Array, jax.Array]:
-    """As :func:`prb_jax.models.attention.walk.attend_blocks`."""
+    """Same as :func:`prb_jax.models.attention.walk.attend_blocks`, for accelerators."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
@@ -81,8 +82,8 @@ def _attend_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
     cotangent, of_log = cotangents
-    # The softmax's derivative needs of a row only the sum of weight times derivative by weight; the derivative of the
-    # logarithm by a score is the score's weight.
+    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. The derivative
+    # of the logarithm by a score is the score's weight.
     inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - of_log
 
     def stream(args: tuple[Any, ...]) -> tuple[jax.Array, ...]:
@@ -96,7 +97,7 @@ attend_many.defvjp(_attend_forward, _attend_backward)
 
 
 def _forward(part: _Part, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Output [n, heads, H], and float32 [n, heads], the logarithm of each softmax's denominator."""
+    """Return the output [n, heads, H], and the logarithms of the softmax denominators, float32 [n, heads]."""
     facts = part.facts
     queries, (keys, values) = _query_blocks(facts, k, q), _key_blocks(k, v)
 
@@ -118,7 +119,7 @@ def _forward(part: _Part, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
             return higher, total * fading + weights.sum(axis=-1), result
 
         rows = (blocks, kv_heads, group, length)
-        # Above a masked score, so that a row that sees nothing of a step gives it no weight.
+        # Above a masked score, so a row that sees nothing in a step gives the step zero weight.
         first = jnp.full(rows, MASKED / 10, jnp.float32)
         carry = (first, jnp.zeros(rows, jnp.float32), jnp.zeros((*rows, head_dim), jnp.float32))
         top, total, result = _walk(lists, counts, step, carry)
@@ -140,14 +141,14 @@ def _backward(
     log: jax.Array,
     inner: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients by q [n, heads, H], k and v [N, G, H], in their dtypes."""
+    """Return the gradients by q [n, heads, H], k and v [N, G, H], in their dtypes."""
     facts, heads = part.facts, q.shape[1]
     queries, (keys, values) = _query_blocks(facts, k, q, cotangent, log, inner), _key_blocks(k, v)
 
     def pulled(
         of_query: Sequence[jax.Array], key: jax.Array, value: jax.Array, seen: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Weights [c, G, g, Q, K], and the derivatives by their scores, both in q's dtype."""
+        """Return weights [c, G, g, Q, K], and the derivatives by their scores, both in q's dtype."""
         query, towards, log, inner = of_query
         of_row = partial(jnp.moveaxis, source=1, destination=3)
         capped = part.scores(query, key)
@@ -173,7 +174,7 @@ def _backward(
     ) -> tuple[jax.Array, ...]:
         def step(listed: jax.Array, real: jax.Array, totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             query = [_taken(x, listed) for x in queries]
-            # A query at no place sees nothing.
+            # A padding query has no place and sees nothing.
             place = jnp.where(real[:, :, None], facts.places[listed], -1).reshape(len(listed), -1)
             weights, gradient = pulled(query, key, value, part.seen(place, key_place))
             more = zip((gradient, weights), query[:2], strict=True)
@@ -188,7 +189,7 @@ def _backward(
 
     lists, counts = facts.keys, facts.counts.sum(axis=1)
     to_q = _in_rounds(by_queries, heads, lists, counts, *queries, facts.places)
-    # The same pairs of blocks, the other way round.
+    # The same pairs of blocks, transposed.
     blocks = jnp.arange(len(lists))[:, None]
     meets = jnp.zeros((len(lists), len(keys)), jnp.int32)
     meets = meets.at[blocks, lists].max((jnp.arange(lists.shape[1]) < counts[:, None]).astype(jnp.int32))
@@ -210,23 +211,23 @@ def _key_blocks(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def _taken(blocks: jax.Array, listed: jax.Array) -> jax.Array:
-    """Blocks [B, C, ...] by their numbers [c, W]: [c, W * C, ...]."""
+    """Gather blocks [B, C, ...] by index [c, W]: [c, W * C, ...]."""
     taken = jnp.take(blocks, listed, axis=0)
     return taken.reshape(len(listed), -1, *blocks.shape[2:])
 
 
 def _places(listed: jax.Array, real: jax.Array) -> jax.Array:
-    """Places [c, K] of the keys of the blocks listed [c, W]; those that are not real stand behind all queries."""
+    """Return places [c, K] of the keys in the listed blocks [c, W]; padding gets places after all queries."""
     places = listed[:, :, None] * BLOCK + jnp.arange(BLOCK)
     return jnp.where(real[:, :, None], places, jnp.iinfo(jnp.int32).max).reshape(len(listed), -1)
 
 
 def _walk(lists: jax.Array, counts: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
-    """step(listed, real, carry) for all that the blocks of a round walk through, :data:`WALKED` a step.
+    """Call step(listed, real, carry) for all listed blocks of a round, :data:`WALKED` per step.
 
     Args:
-        lists: [c, M], M a multiple of the walked blocks.
-        counts: [c], how many of them each block has.
+        lists: Indices of blocks [c, M]; M is a multiple of :data:`WALKED`.
+        counts: Number of listed blocks for each block [c].
     """
 
     def at(number: jax.Array, carry: Any) -> Any:
@@ -240,12 +241,12 @@ def _walk(lists: jax.Array, counts: jax.Array, step: Callable[..., Any], carry: 
 def _in_rounds(
     run: Callable[..., Any], heads: int, lists: jax.Array, counts: jax.Array, *arrays: jax.Array
 ) -> Any:
-    """run(lists [c, M], counts [c], arrays [c, ...]) for some blocks after others, those with the most to walk through
-    first: results [blocks, ...] in the order of the blocks."""
+    """Call run(lists [c, M], counts [c], arrays [c, ...]) for one round of blocks after another, the longest lists
+    first; return results [blocks, ...] in block order."""
     blocks, filling = len(counts), -lists.shape[1] % WALKED
     lists = jnp.pad(lists, ((0, 0), (0, filling)))
     rounds, at_once = _rounds(blocks, heads)
-    # Behind them stand some that are not there, and have nothing to walk through.
+    # Padding blocks at the end have empty lists.
     order = jnp.pad(jnp.argsort(-counts), (0, rounds * at_once - blocks), constant_values=blocks)
 
     def deal(x: jax.Array) -> jax.Array:
@@ -258,18 +259,18 @@ def _in_rounds(
 
 
 def _rounds(blocks: int, heads: int) -> tuple[int, int]:
-    """In how many rounds so many blocks walk, and how many of them in each."""
+    """Return the number of rounds for these blocks, and the number of blocks per round."""
     rounds = -(-blocks // max(1, SCORE_BYTES // (4 * heads * WALKED * BLOCK**2)))
     return rounds, -(-blocks // rounds)
 
 
 def steps_of_rounds(counts: np.ndarray, heads: int, *, parts: int = 1) -> float:
-    """Return how many steps a round takes on average, of the stream and the part with the most of them.
+    """Return the mean number of steps per round, of the stream and part with the largest mean.
 
     Args:
-        counts: int32 [S, blocks, 2], of a table of blocks.
-        heads: of one device.
-        parts: into which the queries of a stream are split.
+        counts: Counts of a table of blocks, int32 [S, blocks, 2].
+        heads: Number of heads on one device.
+        parts: Number of parts of a stream's queries.
     """
     totals = counts.sum(axis=2)[:, query_order(counts.shape[1], parts)]
     rounds, at_once = _rounds(totals.shape[2], heads)

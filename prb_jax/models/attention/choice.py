@@ -1,4 +1,4 @@
-"""Which attention over packed streams a model gets: by the machine that its program is for, its dtype, and the user."""
+"""Choice of the attention over packed streams, by target machine, dtype and user option."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ from prb_jax.trees.stream_tables import BlockTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
-"""Takes q, k, v, window, softcap, and sinks where the model has them, as
-:func:`prb_jax.models.attention.streams.stream_attention` does."""
+"""Function of q, k, v, window, softcap, and sinks if the model has them; see
+:func:`prb_jax.models.attention.streams.stream_attention`."""
 
 Table = Literal["blocks", "steps", "keys"]
-"""The kinds of tables of :mod:`prb_jax.trees.stream_tables` and :mod:`prb_jax.trees.kernel_tables`."""
+"""Kinds of tables in :mod:`prb_jax.trees.stream_tables` and :mod:`prb_jax.trees.kernel_tables`."""
 
 
 @dataclass(frozen=True)
 class StreamAttention:
-    """An implementation of attention over packed streams: its name, and how streams are laid out for it.
+    """An implementation of attention over packed streams: its name and its stream layout.
 
-    The XLA program is here; kernels are found by the platform that has them, as `attention` of `prb_jax.seams`.
-    The tables of a batch say which implementation computes it: see :func:`attend_streams`.
+    The XLA program is defined here; kernels are found by platform, as `attention` in `prb_jax.seams`. The tables of a
+    batch determine the implementation: see :func:`attend_streams`.
     """
 
-    name: str  # in logs and reports
+    name: str  # name in logs and reports
     table: Table
-    parts: int = 1  # into which a mesh's axis `sequence` splits the queries of a stream
-    one_length: bool = True  # no stream is made shorter where it is less full than others: compiling is dear
-    refused: str | None = None  # why it is not the kernel that the machine has, where it has one
+    parts: int = 1  # parts of a stream's queries, split by the mesh axis `sequence`
+    one_length: bool = (
+        True  # if True, no shorter shapes for streams with few tokens, because compiling is expensive
+    )
+    refused: str | None = None  # reason why the machine's kernel is not used, if it has one
     refusal: Callable[..., str | None] | None = field(default=None, compare=False, repr=False)
-    """Of a kernel: takes the configuration, mesh, dtype and trained, and returns why it does not compute this model."""
+    """For a kernel: function (configuration, mesh, dtype, trained) -> reason why it cannot compute the model, or
+    None."""
 
     def shaped(self, options: StreamOptions) -> StreamOptions:
-        """Return the options as the implementation needs them."""
+        """Return the options adapted to the implementation."""
         options = replace(options, parts=self.parts)
         if self.table != "blocks":
             return get("kernel tables", "options").value(options, self.table)
@@ -63,21 +66,21 @@ def choose_attention(
     config: DecoderConfig,
     trained: bool = False,
 ) -> StreamAttention:
-    """Return the implementation for programs on ``mesh``, to score and to train alike.
+    """Return the implementation for programs on ``mesh``, for scoring and training.
 
-    In bfloat16 "auto" is our Pallas kernel on TPUs, and cuDNN on GPUs if it takes the model; otherwise, and with
-    "xla", it is an XLA program. A kernel that this machine uses for the first time is compared with the XLA program
-    before. Where a kernel is refused, a warning says why, once.
+    In bfloat16, "auto" selects our Pallas kernel on TPUs, and cuDNN on GPUs if it supports the model. In all other
+    cases, and for "xla", an XLA program is used. The first use of a kernel on a machine compares it with the XLA
+    program. If a kernel is refused, one warning gives the reason.
 
     Args:
-        mesh: of the program, whose devices need not be present; None for one of this process's own devices.
-        dtype: of activations.
-        wanted: one of :data:`ATTENTIONS`.
-        config: the model, which cuDNN may refuse.
-        trained: gradients are taken.
+        mesh: Mesh of the program, whose devices need not be present; None for one device of this process.
+        dtype: Dtype of activations.
+        wanted: One of :data:`ATTENTIONS`.
+        config: Architecture of the model, which cuDNN may refuse.
+        trained: If True, the program computes gradients.
 
     Raises:
-        CheckpointError: no such name.
+        CheckpointError: ``wanted`` is unknown.
     """
     if wanted not in ATTENTIONS:
         raise CheckpointError(f"attention: expected {' or '.join(ATTENTIONS)}, found {quote(wanted)}")
@@ -104,11 +107,11 @@ def _warn_once(text: str) -> None:
 def attend_streams(
     q: jax.Array, k: jax.Array, v: jax.Array, *, batch: StreamBatch, mesh: Mesh | None = None, **options: Any
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, by the implementation for which the streams were
-    laid out."""
+    """Same as :func:`prb_jax.models.attention.streams.stream_attention`, with the implementation that the streams were
+    laid out for."""
     table = type(batch.blocks)
     if table is not BlockTable and options.get("sinks") is not None:
         raise NotImplementedError("attention sinks: only the XLA program over blocks has them")
-    # Only here: what kernels import takes a while, and is for machines that have them.
+    # Imported here because kernels import slowly and only some machines have them.
     attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
     return attend(q, k, v, batch=batch, mesh=mesh, **options)

@@ -1,10 +1,9 @@
 """Attention over packed streams on NVIDIA GPUs by cuDNN's fused attention.
 
-cuDNN knows masks that are written down, but no trees. A packed stream is one kind of call: each block of its tokens,
-where they lie, with the block itself and with copies of the keys before it that its table lists
-(:mod:`prb_jax.trees.stream_tables`), under a written mask of the block. Its backward pass copies them again, a few
-blocks at a time, and adds up the gradients of the copies block by block: the keys of a block are all different, so
-that their sums need no atomic operations, as XLA's derivative of the copying does.
+cuDNN supports explicit masks but not trees. Each call therefore computes one block of queries under an explicit mask.
+Its keys are the block itself and copies of the earlier keys in the block's table (:mod:`prb_jax.trees.stream_tables`).
+The backward pass copies the keys again, a few blocks at a time, and adds up the gradients of the copies block by
+block. The keys of a block are distinct, so the sums need no atomic operations, unlike XLA's derivative of the copying.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 
 COPIED_TOKENS = 65_536
-"""The most keys, copied ones and those of the queries, that exist at a time: 256 MiB at 8 heads of 128 numbers."""
+"""Maximum number of keys, copies and the queries' keys, that exist at once: 256 MiB for 8 heads of 128 numbers."""
 
 Implementation = Literal["cudnn", "xla"]
-"""Of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks."""
+"""Implementation of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, for tests of the masks."""
 
 
 class KeyFacts(NamedTuple):
-    """Which token of a stream sees which, int32."""
+    """Visibility between the tokens of a stream, int32."""
 
-    # of blocks of queries: the stream's table, see :class:`prb_jax.trees.kernel_tables.KeyTable`
+    # for blocks of queries: the stream's table; see :class:`prb_jax.trees.kernel_tables.KeyTable`
     keys: jax.Array
     counts: jax.Array
-    places: jax.Array  # [blocks, Q], where the queries of each block stand
-    # of all tokens: [N], see :class:`prb_jax.trees.streams.StreamBatch`
+    places: jax.Array  # [blocks, Q], places of the queries of each block
+    # for all tokens: [N]; see :class:`prb_jax.trees.streams.StreamBatch`
     until: jax.Array
     positions: jax.Array
 
@@ -58,19 +57,19 @@ def cudnn_stream_attention(
     copied_tokens: int = COPIED_TOKENS,
     implementation: Implementation = "cudnn",
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, by cuDNN.
+    """Same as :func:`prb_jax.models.attention.streams.stream_attention`, by cuDNN.
 
-    Products have factors of q's dtype and float32 sums, the softmax is float32.
+    Products have factors in q's dtype and float32 sums; the softmax is float32.
 
     Args:
-        q, k, v, window, softcap, mesh: as given there.
-        batch: the streams, with the table of keys of this window.
-        copied_tokens: see :data:`COPIED_TOKENS`.
-        implementation: see :data:`Implementation`.
+        q, k, v, window, softcap, mesh: Same as there.
+        batch: Streams with the table of keys for this window.
+        copied_tokens: Limit of copied keys; see :data:`COPIED_TOKENS`.
+        implementation: Implementation; see :data:`Implementation`.
 
     Raises:
-        NotImplementedError: a softcap, or of JAX: a dtype or a head dim that cuDNN does not know.
-        RuntimeError: of JAX: there is no cuDNN.
+        NotImplementedError: A softcap is set; or (from JAX) cuDNN does not support the dtype or the head dim.
+        RuntimeError: cuDNN is missing (from JAX).
     """
     if softcap is not None:
         raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
@@ -96,10 +95,10 @@ def cudnn_stream_attention(
 def cudnn_refusal(
     config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, trained: bool = False
 ) -> str | None:
-    """Return why cuDNN does not compute the attention of a model on this machine, or None where it does.
+    """Return why cuDNN cannot compute the attention of a model on this machine, or None if it can.
 
-    A small program of packed streams is compiled for the process's own GPU, with gradients where the model is
-    ``trained``, so what JAX and cuDNN ask of head sizes, versions and chips is asked of them, not listed here."""
+    A small program over packed streams is compiled for the GPU of this process, with gradients if the model is
+    ``trained``. JAX and cuDNN thus check head sizes, versions and chips themselves."""
     shards = 1 if mesh is None else mesh.shape["tensor"]
     return _refusal(
         config.num_attention_heads // shards,
@@ -115,7 +114,7 @@ def cudnn_refusal(
 def _not_taken(
     config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, trained: bool = False
 ) -> str | None:
-    """As :func:`cudnn_refusal`, for the user; also where the numbers are wrong."""
+    """Return the reason of :func:`cudnn_refusal` as a message for the user; also checks the numbers."""
     if reason := cudnn_refusal(config, mesh=mesh, dtype=dtype, trained=trained):
         return f"cuDNN does not take this model ({reason})"
     return kernel_fault(CUDNN, cudnn_stream_attention, config, mesh=mesh, takes_softcap=False)
@@ -160,21 +159,21 @@ def _refusal(
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How the blocks of a stream are computed."""
+    """Options for computing the blocks of a stream."""
 
-    call: Any  # of scaled queries, keys and values
+    call: Any  # function of scaled queries, keys and values
     window: int | None
     copied_tokens: int  # see :data:`COPIED_TOKENS`
 
     def deal(self, facts: KeyFacts, *arrays: jax.Array) -> list[tuple[jax.Array, ...]]:
-        """What is computed at a time: arrays [n, ...] in blocks, with the places and numbers of their keys.
+        """Arrange arrays [n, ...] in rounds of blocks, with the places and numbers of their keys.
 
         Each entry is a stack of rounds with c blocks: arrays [rounds, c, Q, ...], places of the queries [rounds, c, Q]
-        and of the keys [rounds, c, Q + L], and how many of these there are [rounds, c]. A last entry has the blocks
-        that fill no round.
+        and of the keys [rounds, c, Q + L], and the number of keys [rounds, c]. The last entry contains the blocks of
+        an incomplete round.
         """
         (count, width), queries = facts.keys.shape, facts.places.shape[1]
-        # The block's own keys first: behind those before it stands padding, which their number cuts off.
+        # The keys of the block come first, because the copied keys end in padding, which the number of keys cuts off.
         keys = jnp.concatenate([facts.places, facts.keys], axis=1)
         blocks = [x.reshape(count, queries, *x.shape[1:]) for x in arrays]
         stacks = [*blocks, facts.places, keys, facts.counts + queries]
@@ -194,7 +193,8 @@ class _Blocks:
         key: jax.Array,
         lengths: jax.Array,
     ) -> jax.Array:
-        """Of c blocks: queries [c, Q, heads, H], copies [c, Q + L, G, H], places of both, and numbers of keys [c]."""
+        """Compute attention of c blocks: queries [c, Q, heads, H], copies [c, Q + L, G, H], places of both, and
+        numbers of keys [c]."""
         query, of_key = place[:, :, None], key[:, None]
         seen = (of_key <= query) & (query < facts.until[of_key])
         if self.window is not None:
@@ -204,7 +204,7 @@ class _Blocks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _stream(how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: KeyFacts) -> jax.Array:
-    """One stream: q [n, heads, H], k and v [N, G, H] -> [n, heads, H], a few blocks at a time."""
+    """Compute one stream, a few blocks at a time: q [n, heads, H], k and v [N, G, H] -> [n, heads, H]."""
 
     def some(args: tuple[jax.Array, ...]) -> jax.Array:
         blocks, place, key, lengths = args
@@ -226,7 +226,7 @@ def _stream_backward(
         attend = functools.partial(how.attend, facts, place=place, key=key, lengths=lengths)
         _, pull = jax.vjp(attend, blocks, _copies(k, key), _copies(v, key))
         to_q, *to_copies = pull(pulled)
-        # Padding behind the keys goes nowhere. A library may leave anything there.
+        # Gradients of padding keys are discarded, because a library may leave arbitrary values there.
         real = jnp.arange(key.shape[1]) < lengths[:, None]
         targets = jnp.where(real, key, len(k) + jnp.arange(key.shape[1]))
 

@@ -1,7 +1,7 @@
-"""A kernel is not trusted blindly: a machine that uses one for the first time compares it with the XLA program.
+"""Verification of kernels: the first use of a kernel on a machine compares it with the XLA program.
 
-A small stream of packed trees goes through both, without and with a window and a softcap, forward and backward. The
-answer is kept beside the compilation cache, by device, versions and sizes of heads.
+Both compute a small stream of packed trees, with and without a window and a softcap, forward and backward. The result
+is cached beside the compilation cache, by device, versions and head sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILE = "kernels.json"  # in the folder of compiled programs
 
 _TOKENS, _LONGEST, _WINDOW, _SOFTCAP = 2048, 900, 300, 20.0
 _COMPUTING = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
-_OF_XLA = 2.0  # times the difference of the XLA program in bfloat16 from that in float32
+_OF_XLA = 2.0  # tolerance, as a multiple of the XLA program's difference between bfloat16 and float32
 
 
 def kernel_fault(
@@ -43,16 +43,16 @@ def kernel_fault(
     mesh: Mesh | None,
     takes_softcap: bool = True,
 ) -> str | None:
-    """Return why a kernel is not to be used on the devices of this process, or None where its numbers are right.
+    """Return why a kernel must not be used on the devices of this process, or None if its numbers are correct.
 
-    A program that is only compiled for devices that are elsewhere has no devices here, and nothing is computed for it.
+    Nothing is computed for a program that is compiled for devices outside this process.
 
     Args:
-        kernel: says how streams are laid out for it.
-        attend: computes it on one device.
-        config: the model, whose heads are of the same sizes.
-        mesh: devices; None for the process's own.
-        takes_softcap: the kernel knows softcaps.
+        kernel: Kernel with its stream layout.
+        attend: Function that computes the kernel on one device.
+        config: Architecture of the model, for the head sizes.
+        mesh: Devices; None for the devices of this process.
+        takes_softcap: If True, the kernel supports softcaps.
     """
     devices = jax.local_devices() if mesh is None else [d for d in mesh.devices.flat if is_here(d)]
     if not devices:
@@ -64,14 +64,14 @@ def kernel_fault(
 
 
 def is_here(device: Any) -> bool:
-    """Return whether a device is one of this process, and not only described."""
+    """Return True if a device belongs to this process and is not merely a description."""
     client = getattr(device, "client", None)
     return client is not None and device in client.local_devices()
 
 
 @functools.cache
 def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *sizes: Any) -> str | None:
-    """As :func:`kernel_fault`, the same in all processes; a collective."""
+    """Return the result of :func:`kernel_fault`, equal in all processes; a collective."""
     group, head_dim, softcap = sizes
     numbers = [
         f"{package} {number}" for package, number in versions(_COMPUTING).items() if number is not None
@@ -84,7 +84,7 @@ def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *
         _remember(key, differences)
     found, allowed = differences
     fault = None
-    if not found <= allowed:  # NaN is a fault too
+    if not found <= allowed:  # also true for NaN
         fault = (
             f"the {name} gives wrong numbers on this machine: outputs or gradients differ by {found:.1e} of "
             f"their norm from those in float32, expected at most {allowed:.1e}"
@@ -98,10 +98,10 @@ def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *
 def compare(
     attend: Attention, options: StreamOptions, *, group: int, head_dim: int, softcap: float | None
 ) -> tuple[float, float]:
-    """Return the difference of a kernel in bfloat16 from the XLA program in float32, and the most that it may be.
+    """Return the difference between a kernel in bfloat16 and the XLA program in float32, and its limit.
 
-    Both are norms of differences over norms, of the array of which the kernel differs most for what it may: the
-    output, or a gradient.
+    Both are norms of differences divided by norms, for the array with the largest difference relative to its limit:
+    the output, or a gradient.
     """
     trees, shape = _trees(), StreamShape(options.tokens, 16)
 
@@ -126,7 +126,7 @@ def compare(
 def _both_passes(
     attend: Attention, dtype: Any, batch: StreamBatch, group: int, head_dim: int, softcap: float | None
 ) -> Any:
-    """The output without and with a window and a softcap, and the gradients by q, k and v."""
+    """Return the outputs with and without a window and a softcap, and the gradients by q, k and v."""
     rng, tokens = np.random.default_rng(0), batch.tokens.shape[1]
     heads = (group, 1, 1, group)
     q, k, v, towards = (jnp.asarray(rng.normal(size=(1, tokens, n, head_dim)), dtype) for n in heads)
@@ -147,7 +147,8 @@ def _both_passes(
 
 
 def _trees() -> list[Any]:
-    """A long conversation with three ends, people with two questions, and short ones: less than a stream."""
+    """Return less than one stream of trees: a long conversation with three ends, users with two questions, and short
+    conversations."""
     rng = np.random.default_rng(0)
 
     def ids(count: int) -> np.ndarray:
@@ -166,29 +167,29 @@ def _off(ours: np.ndarray, exact: np.ndarray) -> float:
 
 
 def _file() -> Path | None:
-    """Where differences are kept; None without a local folder of compiled programs."""
+    """Return the file of cached differences; None without a local folder of compiled programs."""
     folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return Path(folder) / FILE if folder and "://" not in folder else None
 
 
 def _known(key: str) -> tuple[float, float] | None:
-    """The differences that were found before."""
+    """Return the cached differences."""
     if (path := _file()) is None:
         return None
     try:
         found, allowed = read_json(path, error=RunError, optional=True)[key]
         return float(found), float(allowed)
-    except (RunError, KeyError, TypeError, ValueError):  # not there, or damaged: computed again
+    except (RunError, KeyError, TypeError, ValueError):  # missing or damaged: computed again
         return None
 
 
 def _remember(key: str, differences: tuple[float, float]) -> None:
-    """Keep differences for later processes; where that cannot be, they compute them again."""
+    """Cache differences for later processes; if this fails, they compute them again."""
     if (path := _file()) is None:
         return
     try:
         kept = read_json(path, error=RunError, optional=True)
-        # As texts, for JSON has no NaN.
+        # Stored as strings because JSON has no NaN.
         write_json(
             path, {**(kept if isinstance(kept, dict) else {}), key: [repr(one) for one in differences]}
         )

@@ -1,9 +1,9 @@
-"""Attention over packed streams on a mesh: each device computes its own streams, heads and queries.
+"""Attention over packed streams on a mesh: each device computes a part of streams, heads and queries.
 
-The axis ``sequence`` splits the queries of a stream; keys and values are gathered over it, layer by layer, and their
-gradients are summed over it. A token sees much that stands before it and nothing behind it, so that a part with the end
-of a long conversation would have most of the work: of twice as many runs of tokens as there are parts, each part
-computes one from the front and one from the back (:func:`prb_jax.trees.stream_tables.query_order`).
+The axis ``sequence`` splits the queries of a stream. Keys and values are gathered over this axis in each layer, and
+their gradients are summed over it. A token sees only earlier tokens, so the end of a long conversation needs most of
+the work. To balance it, a stream is cut into twice as many runs as there are parts, and each part computes one run
+from the front and one from the back (:func:`prb_jax.trees.stream_tables.query_order`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _SEQUENCE = "sequence"
 
 
 def sequence_parts(mesh: Mesh | None) -> int:
-    """Return into how many parts a mesh splits the queries of a stream."""
+    """Return the number of parts into which a mesh splits the queries of a stream."""
     return 1 if mesh is None else mesh.shape[_SEQUENCE]
 
 
 def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = True) -> Callable[..., Any]:
-    """Return attention of one device for a mesh.
+    """Extend attention on one device to a mesh.
 
     Args:
-        attend: takes q [S, n, heads, H], k and v [S, N, G, H], facts of the queries, and facts of the keys, and returns
-            arrays [S, n, heads, ...]. Facts are trees of arrays [S, ...]; those of the queries have an axis of n
-            tokens, of their blocks, or of parts behind it, in the order of
+        attend: Function of q [S, n, heads, H], k and v [S, N, G, H], facts of the queries and facts of the keys. It
+            returns arrays [S, n, heads, ...]. Facts are trees of arrays [S, ...]. In facts of queries the next axis
+            contains n tokens, their blocks, or parts, in the order of
             :func:`prb_jax.trees.stream_tables.query_order`.
-        mesh: over which streams, heads and queries are split; None for one device.
-        split: queries are split; otherwise each part computes all of them.
+        mesh: Mesh that splits streams, heads and queries; None for one device.
+        split: If True, split the queries; otherwise each part computes all queries.
     """
     if mesh is None or mesh.size == 1:
         return attend
@@ -53,12 +53,12 @@ def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = Tr
         mesh=mesh,
         in_specs=(queries, keys, keys, PartitionSpec(rows, tokens), PartitionSpec(rows)),
         out_specs=queries,
-        check_vma=False,  # kernels do not say over which axes their results vary
+        check_vma=False,  # kernels do not declare the axes over which their results vary
     )
 
 
 def one_by_one(stream: Callable[..., jax.Array], mesh: Mesh | None) -> Callable[..., jax.Array]:
-    """As :func:`over_mesh`, from attention of a single stream: each device computes its streams one after the other."""
+    """Same as :func:`over_mesh`, for attention of a single stream: each device computes its streams sequentially."""
 
     def attend(*arrays: Any) -> jax.Array:
         if len(arrays[0]) == 1:
@@ -69,11 +69,11 @@ def one_by_one(stream: Callable[..., jax.Array], mesh: Mesh | None) -> Callable[
 
 
 def _exchanged(x: jax.Array, parts: int, *, back: bool = False) -> jax.Array:
-    """A device's part [S, n, ...] of a stream's tokens in their order, as its part of the tokens in the order of
-    queries; or the way back."""
+    """Exchange a device's part [S, n, ...] of a stream from token order to query order; with ``back`` to token
+    order."""
     if parts == 1:
         return x
-    # Both halves of a part go elsewhere whole, each to a part of its own.
+    # Each half of a part moves as a whole to another part.
     owners = {int(run): part for part, runs in enumerate(query_order(2 * parts, parts)) for run in runs}
     halves = []
     for half, which in zip(jnp.split(x, 2, axis=1), (0, 1), strict=True):

@@ -1,4 +1,4 @@
-"""Attention from the read places alone: of the last layer nothing else is needed."""
+"""Attention only from the read places, sufficient in the last layer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch
 
-READS = 64  # read places whose scores with all keys of a stream are held at a time
+READS = 64  # read places whose scores with all keys of a stream exist at once
 READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees together
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
-    """x [B, T, D] at places int32 [B, K]: [B, K, D]."""
+    """Return x [B, T, D] at places int32 [B, K]: [B, K, D]."""
     return jnp.take_along_axis(x, places[:, :, None], axis=1)
 
 
@@ -36,11 +36,11 @@ def attend_from_stream_reads(
     sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, for the tokens at the read places alone.
+    """Same as :func:`prb_jax.models.attention.streams.stream_attention`, but only for the tokens at the read places.
 
     Args:
-        q: [S, M, heads, H], already scaled.
-        k, v, batch, window, softcap, sinks, mesh: as given there.
+        q: Scaled queries [S, M, heads, H].
+        k, v, batch, window, softcap, sinks, mesh: Same as there.
 
     Returns:
         [S, M, heads, H] in q's dtype.
@@ -52,7 +52,7 @@ def attend_from_stream_reads(
     places = jnp.pad(jnp.asarray(batch.reads), ((0, 0), (0, padding)))
     seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
-    # Blocks of keys that are seen wholly stand first, then those seen partly.
+    # Blocks of keys that are seen completely come before blocks seen partly.
     keys = jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2)
     counts = jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2)
     of_queries = (keys, counts, places.reshape(streams, -1, READS_OF_A_BLOCK))
@@ -75,7 +75,7 @@ def _attend_to_all_keys(
     window: int | None,
     softcap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same in one product of the read places and all keys of a stream, which accelerators are fast at."""
+    """Compute the same in one product of read places and all keys of a stream, which is fast on accelerators."""
     streams, reads, _, head_dim = q.shape
     kv_heads = k.shape[2]
     chunk = divisor(reads, READS)
@@ -93,13 +93,13 @@ def _attend_to_all_keys(
     places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
     if chunk == reads:
         out, log = (x[None] for x in some((folded[0], places[0])))
-    else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
+    else:  # the backward pass recomputes the weights of each part: all at once would need reads times tokens
         out, log = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
     return out.swapaxes(0, 1).reshape(q.shape), log.swapaxes(0, 1).reshape(q.shape[:-1])
 
 
 def _seen(batch: StreamBatch, places: jax.Array, window: int | None) -> jax.Array:
-    """bool [S, c, N]: which keys of its stream the token at each of these places, int32 [S, c], sees."""
+    """Return a mask, bool [S, c, N]: the token at each place, int32 [S, c], sees these keys of its stream."""
     until, positions = (jnp.asarray(x)[:, None] for x in (batch.until, batch.positions))
     place = places[:, :, None]
     seen = (jnp.arange(until.shape[-1]) <= place) & (place < until)

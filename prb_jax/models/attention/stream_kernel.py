@@ -1,15 +1,14 @@
 """Attention over packed streams (:mod:`prb_jax.trees.streams`) on TPUs: a Pallas kernel, forward and backward.
 
-A step of the kernel takes a block of queries and a block of keys that a table lists
-(:mod:`prb_jax.trees.stream_tables`): only blocks in which somebody sees something, as many as a batch has, so that no
-step is empty, whatever trees stand in the stream and whatever they share. The number of steps is data: one program
-serves any trees.
+A step of the kernel processes one block of queries and one block of keys from a table
+(:mod:`prb_jax.trees.stream_tables`). The table lists only pairs of blocks in which some query sees some key, so no
+step is empty, regardless of the trees in the stream. The number of steps is data: one program serves all trees.
 
-Scores are held keys by queries, so that the maximum and the sum of a softmax, and all that is known of a query, are
-rows. The backward pass keeps the logarithm of each softmax's denominator and computes a block's weights again, in two
-kernels: one walks through the keys of each block of queries, the other through the queries of each block of keys.
+Scores have the shape keys x queries, so that maxima, sums and other values per query are rows. The backward pass keeps
+the logarithm of each softmax denominator and recomputes a block's weights, in two kernels: one walks through the keys
+of each block of queries, the other through the queries of each block of keys.
 
-Letters: N tokens, G kv heads, H head dim.
+Dimensions: N tokens, G kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from prb_jax.trees.streams import StreamBatch
 
 
 class Settings(NamedTuple):
-    """What a kernel is compiled for."""
+    """Compile-time parameters of a kernel."""
 
-    block: int  # queries, and keys, of a step
+    block: int  # queries per step, and keys per step
     window: int | None
     softcap: float | None
     interpret: bool
 
 
 class KernelFacts(NamedTuple):
-    """What a kernel is told of a stream, int32."""
+    """Inputs of a kernel that describe a stream, int32."""
 
-    table: StepTable  # without its axes of streams and parts
-    until: jax.Array  # [1, N], see :class:`prb_jax.trees.streams.StreamBatch`
+    table: StepTable  # without the axes of streams and parts
+    until: jax.Array  # [1, N]; see :class:`prb_jax.trees.streams.StreamBatch`
     positions: jax.Array  # [1, N]
 
 
@@ -63,14 +62,14 @@ def kernel_attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
+    """Same as :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
 
-    Products have factors of q's dtype and float32 sums, the softmax is float32. Padding sees itself alone.
+    Products have factors in q's dtype and float32 sums; the softmax is float32. Padding sees only itself.
 
     Args:
-        q, k, v, window, softcap, mesh: as given there.
-        batch: the streams, with the table of steps for this window.
-        interpret: run the kernel's steps by XLA, on any machine, to test it.
+        q, k, v, window, softcap, mesh: Same as there.
+        batch: Streams with the table of steps for this window.
+        interpret: If True, run the kernel's steps by XLA on any machine, for tests.
     """
     table = batch.table(window)
     if not isinstance(table, StepTable):
@@ -127,7 +126,7 @@ def _attend_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
     (heads, tokens, head_dim), block = q.shape, settings.block
-    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
+    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight.
     inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, None]
     given: dict[str, Any] = {
         "group": heads // len(k),
@@ -160,7 +159,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _columns(heads: int, rows: int, tokens: int, dtype: Any) -> jax.ShapeDtypeStruct:
-    """The shape of an array whose columns are tokens."""
+    """Return the shape of an array with tokens as columns."""
     return jax.ShapeDtypeStruct((heads, rows, tokens), dtype)
 
 
@@ -181,18 +180,18 @@ def _run(
     """Run a kernel over all heads and all steps of a stream.
 
     Args:
-        group: query heads of a kv head.
-        of_queries, of_keys: [heads or G, N, H], in the order in which the kernel takes them, followed by
-        query_columns, key_columns: [heads or G, H or 1, N].
-        made: results: one block a block of queries, its columns, or with ``walk_queries`` one a block of keys.
-        sums: shapes of the float32 numbers that it keeps from step to step.
-        walk_queries: the steps go through the queries of each block of keys, and not through the keys of each block
-            of queries.
+        group: Query heads per kv head.
+        of_queries, of_keys: Arrays [heads or G, N, H], in the order of the kernel's arguments, followed by
+        query_columns, key_columns: Arrays [heads or G, H or 1, N].
+        made: Results, one block of columns per block of queries, or with ``walk_queries`` one per block of keys.
+        sums: Shapes of the float32 accumulators that persist between steps.
+        walk_queries: If True, the steps walk through the queries of each block of keys; otherwise through the keys of
+            each block of queries.
     """
     block, table = settings.block, facts.table
     steps = table.by_key if walk_queries else table.by_query
     count, heads = table.counts[1 if walk_queries else 0], len(of_queries[0])
-    # With walk_queries the heads that share their keys are the innermost axis: their sums are those of the keys.
+    # With walk_queries, heads that share keys are the innermost axis because their gradients add up.
     grid = (heads // group, count, group) if walk_queries else (heads, count)
 
     def head(place: Sequence[Any], *, shared: bool) -> Any:
@@ -201,9 +200,9 @@ def _run(
         return lax.div(place[0], group) if shared else place[0]
 
     def spec(row: int, *, shared: bool, columns: int | None = None, width: int = 0) -> pl.BlockSpec:
-        """Of the block of queries (row 0 of the steps) or keys (row 1) of a step."""
+        """Return the specification of a step's block of queries (row 0 of the steps) or keys (row 1)."""
 
-        def index(*place: Any) -> tuple[Any, ...]:  # of the grid, and behind it the steps
+        def index(*place: Any) -> tuple[Any, ...]:  # grid indices, followed by the steps
             number = place[-1][row, place[1]]
             return (head(place, shared=shared), *((0, number) if columns else (number, 0)))
 
@@ -245,12 +244,12 @@ def _run(
 
 
 class _Step:
-    """A step of a kernel, inside it.
+    """A step inside a kernel.
 
     Args:
-        settings: what the kernel is compiled for.
-        steps: [4, C], of all steps.
-        refs: the facts, and behind them the arrays that :attr:`arrays` are.
+        settings: Compile-time parameters.
+        steps: Table of all steps [4, C].
+        refs: References to the facts, followed by :attr:`arrays`.
     """
 
     def __init__(self, settings: Settings, steps: Any, refs: Sequence[Any]) -> None:
@@ -260,15 +259,15 @@ class _Step:
         self.facts, self.arrays = refs[:facts], refs[facts:]
 
     def on(self, flag: int, also: Any = True) -> Callable[[Callable[[], None]], None]:
-        """Run what follows in steps with this flag."""
+        """Run the decorated function in steps with this flag."""
         return pl.when(((self.flags & flag) != 0) & also)
 
     def scores(self, q: Any, k: Any) -> jax.Array:
-        """float32 [keys, queries], soft-capped, and not masked."""
+        """Return scores, float32 [keys, queries]: soft-capped, not masked."""
         return soft_capped(product(k[...], q[...], (1, 1)), self.settings.softcap)
 
     def add(self, add: Callable[[Callable[[jax.Array, float], jax.Array]], None]) -> None:
-        """Run ``add`` with a function that replaces what nobody sees of an array [keys, queries] by a number."""
+        """Call ``add`` with a function that replaces masked entries of an array [keys, queries] by a number."""
         lax.cond(
             (self.flags & PARTLY) != 0,
             lambda: add(lambda x, other: jnp.where(self._seen(), x, other)),
@@ -276,7 +275,7 @@ class _Step:
         )
 
     def _seen(self) -> jax.Array:
-        """bool [keys, queries]."""
+        """Return the mask of visible pairs, bool [keys, queries]."""
         block = self.settings.block
         place = self.query * block + lax.broadcasted_iota(jnp.int32, (block, block), 1)
         key = self.key * block + lax.broadcasted_iota(jnp.int32, (block, block), 0)
@@ -294,7 +293,7 @@ def _column(row: jax.Array) -> jax.Array:
 
 
 def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
-    """A step of the output: keeps a running maximum, sum and result of each query."""
+    """Run a step of the forward pass: update the running maximum, sum and result of each query."""
     step = _Step(settings, steps, refs)
     q, k, v, out, log, top, total, result = step.arrays
 
@@ -322,7 +321,7 @@ def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
 def _pulled(
     step: _Step, seen: Callable[[jax.Array, float], jax.Array], refs: Sequence[Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights [keys, queries] of a step, and the derivatives by its scores, both in q's dtype."""
+    """Return the weights [keys, queries] of a step, and the derivatives by its scores, both in q's dtype."""
     q, cotangent, k, v, log, inner_product = refs
     capped, softcap = step.scores(q, k), step.settings.softcap
     weights = seen(jnp.exp(capped - log[...]), 0.0)
@@ -333,7 +332,7 @@ def _pulled(
 
 
 def _by_query(settings: Settings, steps: Any, *refs: Any) -> None:
-    """A step of the derivatives by queries."""
+    """Run a step of the derivatives by queries."""
     step = _Step(settings, steps, refs)
     *given, key_columns, to_q, result = step.arrays
 
@@ -352,7 +351,7 @@ def _by_query(settings: Settings, steps: Any, *refs: Any) -> None:
 
 
 def _by_key(settings: Settings, steps: Any, *refs: Any) -> None:
-    """A step of the derivatives by keys and values, which all heads of a group add to."""
+    """Run a step of the derivatives by keys and values, summed over all heads of a group."""
     step = _Step(settings, steps, refs)
     *given, to_k, to_v, of_keys, of_values = step.arrays
     q, cotangent = given[:2]

@@ -1,4 +1,4 @@
-"""Attention over packed streams (:mod:`prb_jax.trees.streams`) by XLA, for any machine, and its derivative."""
+"""Attention over packed streams (:mod:`prb_jax.trees.streams`) by XLA, on any machine, with its derivative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def walks(batch: StreamBatch, mesh: Mesh | None) -> bool:
-    """Return whether streams are computed by the program for CPUs, one block after another."""
+    """Return True if streams are computed by the program for CPUs, one block after another."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return isinstance(batch.blocks, BlockTable) and platform == "cpu"
 
@@ -32,18 +32,18 @@ def stream_attention(
     sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Return the attention of every token to the tokens that it may see, [S, N, heads, H] in q's dtype.
+    """Return the attention of every token to the tokens that it sees, [S, N, heads, H] in q's dtype.
 
-    Softmax runs in float32; all products accumulate in float32. What it gives for padding is meaningless, and finite.
+    The softmax is float32, and all products accumulate in float32. Results for padding are finite but meaningless.
 
     Args:
-        q: [S, N, heads, H], already scaled.
-        k, v: [S, N, G, H].
-        batch: the streams, with the table of blocks of this window.
-        window: a token sees only the ``window`` last tokens, itself included.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
-        sinks: one more logit of each head [heads] in its softmax, which takes weight and gives nothing.
-        mesh: over which streams, heads and queries are split; None for one device.
+        q: Scaled queries [S, N, heads, H].
+        k, v: Keys and values [S, N, G, H].
+        batch: Streams with the table of blocks for this window.
+        window: Number of most recent tokens that a token sees, itself included.
+        softcap: Scores s become ``softcap * tanh(s / softcap)`` before masking.
+        sinks: Attention sinks [heads]: an additional logit per softmax, without a value.
+        mesh: Mesh that splits streams, heads and queries; None for one device.
     """
     table = batch.table(window)
     if not isinstance(table, BlockTable):

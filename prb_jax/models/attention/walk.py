@@ -1,16 +1,16 @@
 """Attention over packed streams (:mod:`prb_jax.trees.streams`) by XLA, for CPUs: one block after another.
 
-The query heads of a kv head are computed together, a block of queries at a time. All is held the other way round,
-keys by queries, so that the products are plain ones and the maximum and the sum of a softmax run over the leading
-axis, which machines do many at a time. A block of queries walks through the blocks of keys that its table lists
-(:mod:`prb_jax.trees.stream_tables`) and keeps a running maximum, sum and result; only blocks that some query does not
-see wholly are compared with the mask. The loops' bounds are data: one program serves any trees.
+The query heads of a kv head are computed together, one block of queries at a time. Arrays are transposed, keys x
+queries: products need no transposition, and the maximum and sum of a softmax run over the leading axis, which
+vectorises. A block of queries walks through the blocks of keys in its table (:mod:`prb_jax.trees.stream_tables`) and
+keeps a running maximum, sum and result. The mask is applied only to blocks that some query does not see completely.
+The loop bounds are data: one program serves all trees.
 
-The backward pass is written by hand. It keeps the output and, for every query, the logarithm of its softmax's
-denominator, walks through the same blocks, and computes the weights of each again: memory is that of one block.
+The backward pass is written by hand. It keeps the output and the logarithm of each query's softmax denominator. It
+walks through the same blocks and recomputes their weights, so it needs the memory of one block.
 
-Letters: S streams of N tokens, G kv heads, H head dim; a row is one token of a block of one of the query heads of a kv
-head.
+Dimensions: S streams of N tokens, G kv heads, H head dim. A row is one token of a block in one query head of a kv
+  head.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from prb_jax.models.layers import product, soft_capped
 from prb_jax.trees.stream_tables import BLOCK
 
 MASKED = -1e30
-"""A finite stand-in for minus infinity: a query whose keys are all masked (padding) then averages over them instead of
-giving NaN."""
+"""Finite substitute for minus infinity: a query with only masked keys (padding) averages over them instead of giving
+NaN."""
 
 LEAST_TOTAL = 1e-30
-"""Of the weights of a query: one that sees nothing (padding) gets zeros, and no other has less than 1."""
+"""Minimum sum of a query's weights: a query that sees nothing (padding) gets zeros, and all other sums are at least
+1."""
 
 ATTENTION_RESULTS = ("attention_out", "attention_log")
-"""Names of what a rematerialisation policy may keep of attention."""
+"""Names of the results of attention that a rematerialisation policy may keep."""
 
 HEADS = 2
-"""Query heads that share their kv head and are computed together, at most: what more of them need falls out of the
-caches."""
+"""Maximum number of query heads of one kv head that are computed together: the data of more heads would not fit into
+the caches."""
 
 
 class StreamFacts(NamedTuple):
-    """Which token of a stream sees which, int32."""
+    """Visibility between the tokens of a stream, int32."""
 
-    # of blocks of queries: the stream's table, see :class:`prb_jax.trees.stream_tables.BlockTable`
+    # for blocks of queries: the stream's table; see :class:`prb_jax.trees.stream_tables.BlockTable`
     keys: jax.Array
     counts: jax.Array
-    places: jax.Array  # [blocks, C], where the C queries of each block stand
-    # of all tokens: [N], see :class:`prb_jax.trees.streams.StreamBatch`
+    places: jax.Array  # [blocks, C], places of the C queries of each block
+    # for all tokens: [N]; see :class:`prb_jax.trees.streams.StreamBatch`
     until: jax.Array
     positions: jax.Array
 
     @property
     def real(self) -> jax.Array:
-        """How many blocks of queries there are up to the last with keys; blocks of padding have none."""
+        """Number of blocks of queries up to the last block with keys; blocks of padding have no keys."""
         blocks = jnp.arange(1, len(self.counts) + 1)
         return jnp.max(jnp.where(self.counts.sum(axis=1) > 0, blocks, 0))
 
     def walk(self, number: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
-        """step(start, masked, carry) for every block of keys of a block of queries."""
+        """Call step(start, masked, carry) for every block of keys of a block of queries."""
 
         def at(index: jax.Array, carry: Any, *, masked: bool) -> Any:
             return step(self.keys[number, index] * BLOCK, masked, carry)
@@ -70,7 +71,8 @@ class StreamFacts(NamedTuple):
         return lax.fori_loop(whole, whole + partly, partial(at, masked=True), carry)
 
     def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
-        """bool [BLOCK, rows]: which keys of the block at ``start`` each row of a block of queries sees."""
+        """Return a mask, bool [BLOCK, rows]: keys in the block at ``start`` that each row of a block of queries
+        sees."""
         places = self.places[number]
         place = jnp.repeat(places, rows // len(places))
         key = (start + jnp.arange(BLOCK))[:, None]
@@ -85,8 +87,9 @@ class StreamFacts(NamedTuple):
 def attend_blocks(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the attention of queries [S, blocks * C, heads, H] whose places, and whose blocks of keys, the facts name,
-    to keys and values [S, N, G, H]; and the logarithm of each softmax's denominator, float32 [S, blocks * C, heads]."""
+    """Return the attention of queries [S, blocks * C, heads, H] to keys and values [S, N, G, H], and the logarithms of
+    the softmax denominators, float32 [S, blocks * C, heads]. The facts contain the queries' places and blocks of
+    keys."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
@@ -108,8 +111,8 @@ def _attend_backward(
     cotangent, of_log = cotangents
     parts = _parts(q, k)
     runs = k.shape[2] * parts
-    # The softmax's derivative needs of a row only the sum of weight times derivative by weight; the derivative of the
-    # logarithm by a score is the score's weight.
+    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. The derivative
+    # of the logarithm by a score is the score's weight.
     inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
     inner = inner - of_log[..., None]
     to_q, to_k, to_v = _each_head(
@@ -131,17 +134,17 @@ def _attend_backward(
 
 
 def with_sinks(out: jax.Array, log: jax.Array, sinks: jax.Array | None) -> jax.Array:
-    """Return attention with one more logit a head in each softmax, which takes weight and gives nothing.
+    """Add attention sinks: an additional logit per head in each softmax, without a value.
 
     Args:
-        out: [..., heads, H], without these.
-        log: float32 [..., heads], the logarithms of the softmax's denominators.
-        sinks: logits [heads]; None for none.
+        out: Attention without sinks [..., heads, H].
+        log: Logarithms of the softmax denominators, float32 [..., heads].
+        sinks: Logits [heads]; None for no sinks.
     """
     if sinks is None:
         return out
-    # Not as a logistic function, whose derivative would be a difference from 1: most sinks have little weight. Padding
-    # has denominators of almost 0, so that the exponent has a bound.
+    # A logistic function would lose precision in its derivative, a difference from 1, because most sinks have little
+    # weight. The exponent is bounded because padding has denominators of almost 0.
     kept = 1.0 / (1.0 + jnp.exp(jnp.minimum(sinks.astype(jnp.float32) - log, 80.0)))
     return (out.astype(jnp.float32) * kept[..., None]).astype(out.dtype)
 
@@ -150,7 +153,7 @@ attend_blocks.defvjp(_attend_forward, _attend_backward)
 
 
 def _parts(q: jax.Array, k: jax.Array) -> int:
-    """Into how many runs the query heads of a kv head are parted, of at most :data:`HEADS` each."""
+    """Return the number of runs, of at most :data:`HEADS` query heads each, per kv head."""
     group = q.shape[2] // k.shape[2]
     return group // divisor(group, HEADS)
 
@@ -164,7 +167,7 @@ def _blocks(x: jax.Array, runs: int, facts: StreamFacts) -> jax.Array:
 
 
 def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The way back from :func:`_blocks`."""
+    """Invert :func:`_blocks`."""
     streams, runs, blocks, size, rows = x.shape
     heads = shape[2] // runs
     x = x.reshape(streams, runs, blocks, size, rows // heads, heads)
@@ -172,7 +175,7 @@ def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array) -> Any:
-    """head(facts, ...) for every stream and run of heads, one after the other: the two leading axes of the arrays."""
+    """Call head(facts, ...) for every stream and run of heads, sequentially: the two leading axes of the arrays."""
 
     def stream(args: tuple[StreamFacts, tuple[jax.Array, ...]]) -> Any:
         stream_facts, arrays = args
@@ -184,18 +187,18 @@ def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array)
 def _attend_head(
     facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Output and softmax denominators of the query heads that share a kv head.
+    """Return output and softmax denominators of the query heads that share a kv head.
 
     Args:
-        facts: of the stream.
-        q: [blocks, H, rows], already scaled.
-        k: [N, H].
-        v: [H, N].
-        window, softcap: as of :func:`prb_jax.models.attention.streams.stream_attention`.
+        facts: Facts of the stream.
+        q: Scaled queries [blocks, H, rows].
+        k: Keys [N, H].
+        v: Values [H, N].
+        window, softcap: Same as in :func:`prb_jax.models.attention.streams.stream_attention`.
 
     Returns:
-        [blocks, H, rows] in q's dtype; float32 [blocks, rows], the logarithm of each softmax's denominator. Blocks of
-        padding hold zeros.
+        Output [blocks, H, rows] in q's dtype, and the logarithms of the softmax denominators, float32 [blocks, rows].
+        Blocks of padding contain zeros.
     """
     blocks, head_dim, rows = q.shape
 
@@ -214,7 +217,7 @@ def _attend_head(
             result = result * fading + product(values, weights.astype(v.dtype))
             return higher, total * fading + weights.sum(axis=0), result
 
-        # Above a masked score, so that a row that sees nothing of a block gives it no weight.
+        # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
         first = jnp.full(rows, MASKED / 10, jnp.float32)
         nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
         top, total, result = facts.walk(number, step, (first, *nothing))
@@ -230,17 +233,17 @@ def _attend_head_backward(
     facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
     *, window: int | None, softcap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].
+    """Return the gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].
 
     Args:
-        facts, q, window, softcap: as of :func:`_attend_head`.
-        pulled: [blocks, H, rows], the gradient by its output.
-        k, v: [N, H].
-        log: what it returned.
-        inner: float32 [blocks, rows], the inner product of output and ``pulled``.
+        facts, q, window, softcap: Same as in :func:`_attend_head`.
+        pulled: Gradient by the output of :func:`_attend_head` [blocks, H, rows].
+        k, v: Keys and values [N, H].
+        log: Logarithms from :func:`_attend_head`.
+        inner: Inner product of output and ``pulled``, float32 [blocks, rows].
     """
     _, head_dim, rows = q.shape
-    # Where there is one block, XLA would turn the product instead of its factor, into one that CPUs lack in bfloat16.
+    # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
     turned_k = lax.optimization_barrier(k.T)
 
     def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -272,11 +275,11 @@ def _attend_head_backward(
 
 
 def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
-    """``total`` [N, H] with ``more`` [size, H] added to the rows from ``start`` on."""
+    """Return ``total`` [N, H] with ``more`` [size, H] added to the rows starting at ``start``."""
     rows = lax.dynamic_slice_in_dim(total, start, len(more), 0) + more
     return lax.dynamic_update_slice_in_dim(total, rows, start, 0)
 
 
 def divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``, or 1."""
+    """Return the largest divisor of ``number`` that is at most ``most``, or 1."""
     return max(d for d in range(1, min(max(1, most), number) + 1) if number % d == 0)

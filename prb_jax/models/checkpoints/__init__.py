@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints in and out: the only package that knows their tensor names."""
+"""Reading and writing of Hugging Face checkpoints: the only package that uses their tensor names."""

@@ -1,4 +1,4 @@
-"""What `adapter_config.json` of a PEFT adapter says: every field is followed, has no effect, or is refused by name.
+"""Parsing of a PEFT adapter's `adapter_config.json`: every field is applied, has no effect, or is refused by name.
 
 Names and rules are as in PEFT (https://github.com/huggingface/peft).
 """
@@ -18,7 +18,7 @@ from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
 from prb_jax.records.reading import read_object
 
 _LONGEST_PATTERN = 2_000  # characters of a regular expression
-# Fields of `adapter_config.json` that change no score of a trained adapter.
+# Fields of `adapter_config.json` that do not affect the scores of a trained adapter.
 _NEUTRAL = frozenset(
     [
         "peft_version",
@@ -63,14 +63,14 @@ _STARTS = (
     "gaussian",
     "eva",
     "orthogonal",
-)  # starts of A and B that leave the base as it is
+)  # initialisations of A and B that do not change the base
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """The fields of `adapter_config.json` that decide scores, named as there."""
+    """Fields of `adapter_config.json` that affect scores, under the same names."""
 
-    where: str  # the file, for messages
+    where: str  # file, for messages
     r: int
     lora_alpha: float
     use_rslora: bool = False
@@ -79,27 +79,29 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] = ()
     exclude_modules: str | tuple[str, ...] = ()
-    layers_to_transform: tuple[int, ...] = ()  # where `target_modules` is a list; empty for all
-    layers_pattern: tuple[str, ...] = ()  # names of the list of layers, before their numbers
+    layers_to_transform: tuple[int, ...] = ()  # only if `target_modules` is a list; empty for all
+    layers_pattern: tuple[str, ...] = ()  # names of the layer list, before the layer numbers
     modules_to_save: tuple[str, ...] = ()
     bias: str = "none"
     ensure_weight_tying: bool = False
     task_type: str | None = None
     base: str | None = None  # `base_model_name_or_path`
-    revision: str | None = None  # of the base
-    base_class: str | None = None  # transformers' class of the base in training, if `auto_mapping` has it
+    revision: str | None = None  # revision of the base
+    base_class: str | None = (
+        None  # transformers' class of the base during training, if `auto_mapping` contains it
+    )
 
     def rank(self, module: str) -> int:
-        """The rank of a module's update."""
+        """Return the rank of a module's update."""
         return int(_by_pattern(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
-        """The factor of a module's update: alpha / r, of rsLoRA alpha / sqrt(r)."""
+        """Return the scale of a module's update: alpha / r, or alpha / sqrt(r) for rsLoRA."""
         alpha, rank = _by_pattern(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Tell whether PEFT adapts a module of this name."""
+        """Return True if PEFT adapts a module of this name."""
         saved = (re.match(rf"(.*\.)?{re.escape(one)}($|\.)", module) for one in self.modules_to_save)
         if _is_named(self.exclude_modules, module) or any(saved):
             return False
@@ -119,7 +121,7 @@ class AdapterConfig:
         return listed and _is_named(self.target_modules, module)
 
     def saves(self, tensor: str) -> bool:
-        """Tell whether the adapter has a whole tensor in place of the tensor of the base."""
+        """Return True if the adapter replaces this tensor of the base."""
         module, _, kind = tensor.rpartition(".")
         if kind == "bias" and (self.bias == "all" or (self.bias == "lora_only" and self.targets(module))):
             return True
@@ -131,19 +133,19 @@ class AdapterConfig:
 
     @property
     def has_output_embedding(self) -> bool:
-        """Whether the model in training was a language model, as far as the file says it."""
+        """True if the file names a language model as the model during training."""
         return self.task_type in (None, "CAUSAL_LM")
 
 
 def _is_named(names: str | tuple[str, ...], module: str) -> bool:
-    """Tell whether a regular expression is a module's name, or one of a list of names is its end."""
+    """Return True if a regular expression matches a module's name, or the name ends with a listed name."""
     if isinstance(names, str):
         return re.fullmatch(names, module) is not None
     return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _by_pattern(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first key, a regular expression of the end of a module's name, that a module has."""
+    """Return the value of the first key, a regular expression, that matches the end of a module's name."""
     found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
     return next(found, default)
 
@@ -152,7 +154,7 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
     """Return the configuration of an adapter's folder.
 
     Raises:
-      CheckpointError: a field that is not followed, or has a value that it cannot have; names it.
+      CheckpointError: A field is unsupported or has an invalid value; the message names the field.
     """
     where = adapter / ADAPTER_CONFIG
     raw = read_object(where, error=CheckpointError)

@@ -1,7 +1,7 @@
-"""A PEFT adapter (LoRA) as a model folder, and its updates, added to the base's matrices as these are read.
+"""A PEFT adapter (LoRA) as a model folder, with updates added to the base's matrices during reading.
 
-`W + scale * B A` is computed for each slice of W that a shard reads, in float32, so an adapted model is loaded like any
-other: sharded, quantised, inspected. Names and rules are as in PEFT (https://github.com/huggingface/peft).
+`W + scale * B A` is computed in float32 for each slice of W that a shard reads. An adapted model can therefore be
+sharded, quantised and inspected like any other. Names and rules are as in PEFT (https://github.com/huggingface/peft).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _TOKENIZER = re.compile(
 
 
 def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
-    """Return a folder of this process that stands for an adapter on its base model.
+    """Return a temporary folder of this process that represents an adapter on its base model.
 
-    It holds links to both and to their files but the weights, the tokenizer of the adapter (else of the base), and the
-    base's `config.json`, with a score head if the adapter brings one. :func:`index_adapted` reads its weights.
+    The folder contains links to both and to their files except weights, the adapter's tokenizer (or else the base's),
+    and the base's `config.json`, with a score head if the adapter has one. :func:`index_adapted` reads its weights.
 
     Args:
-      adapter: has `adapter_config.json`.
-      base: folder or hub id; the adapter's `base_model_name_or_path` if not given.
+      adapter: Folder with `adapter_config.json`.
+      base: Folder or hub id; by default the adapter's `base_model_name_or_path`.
 
     Raises:
-      CheckpointError: a field or a tensor that is not followed, or a base that cannot be found.
+      CheckpointError: A field or a tensor is unsupported, or the base cannot be found.
     """
     config, revision = read_adapter_config(adapter), None
     if base is None and config.base is None:
@@ -87,26 +87,26 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """What the configuration and the headers of an adapter say."""
+    """Configuration and tensor headers of an adapter."""
 
     config: AdapterConfig
-    factors: Mapping[str, Mapping[str, TensorInfo]]  # tensors of the factors by module and part
-    saved: Mapping[str, TensorInfo]  # whole tensors by their name in the base
+    factors: Mapping[str, Mapping[str, TensorInfo]]  # factor tensors by module and part
+    saved: Mapping[str, TensorInfo]  # complete tensors by their name in the base
 
 
-_opened: dict[Path, _Adapter] = {}  # by the folders of `adapted_folder`
+_opened: dict[Path, _Adapter] = {}  # keys: folders from `adapted_folder`
 _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _views() -> str:
-    """The directory for the folders of this process, removed when the process ends."""
+    """Return the directory for the folders of this process, removed when the process ends."""
     if not _kept:
         _kept.append(tempfile.TemporaryDirectory(prefix="prb-", ignore_cleanup_errors=True))
     return _kept[0].name
 
 
 def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> dict[str, Any]:
-    """The base's `config.json`, with the head and the vocabulary of the adapter."""
+    """Return the base's `config.json` with the head and the vocabulary of the adapter."""
     raw: dict[str, Any] = read_object(base / "config.json", error=CheckpointError, finite=False)
     for name in saved.keys() & {EMBEDDING_KEY, HEAD_KEY}:
         if len(saved[name].shape) != 2:
@@ -119,7 +119,7 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> 
     is_tied = family and raw.get("tie_word_embeddings", family.defaults["tie_word_embeddings"])
     alone = EMBEDDING_KEY in saved and not saved.keys() & {OUTPUT_EMBEDDING_KEY, HEAD_KEY}
     if family and is_tied and alone and not ties and raw.get("architectures") == [family.language_model]:
-        # PEFT leaves the logits to the base's own embeddings; merged, they would follow the new ones.
+        # In PEFT the logits use the base's embeddings; after merging, they would use the new embeddings.
         raise CheckpointError(
             f"{saved[EMBEDDING_KEY].path}: tensor '{EMBEDDING_KEY}': the base ties its output embeddings to it, and "
             "the adapter has no 'lm_head' and no ensure_weight_tying: merge it into its base with PEFT first"
@@ -137,7 +137,7 @@ def _base_config(base: Path, saved: Mapping[str, TensorInfo], *, ties: bool) -> 
 
 
 def describe_adapter(folder: Path) -> str:
-    """Return an adapter and its base in words; "" for a folder that is no adapter's."""
+    """Return a description of an adapter and its base; "" for other folders."""
     if (read := _opened.get(folder)) is None:
         return ""
     config = read.config
@@ -151,14 +151,14 @@ def describe_adapter(folder: Path) -> str:
 def _tensors(
     adapter: Path, config: AdapterConfig
 ) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
-    """The tensors of the factors, and the whole tensors, as of :class:`_Adapter`."""
+    """Return the factor tensors and the complete tensors; see :class:`_Adapter`."""
     path = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
     if path is None:
         raise CheckpointError(f"{adapter}: expected {_WEIGHTS[0]} beside {ADAPTER_CONFIG}, found none")
     factors: dict[str, dict[str, TensorInfo]] = {}
     saved: dict[str, TensorInfo] = {}
     for name, tensor in read_tensors(path).items():
-        # A state dict that was saved whole has the name of the adapter, "default", in its names.
+        # In a complete state dict, names contain the adapter's name, "default".
         plain = re.sub(r"(\.modules_to_save)?\.default(?=\.|$)", "", name)
         if not plain.startswith(_PREFIX):
             raise CheckpointError(f"{path}: tensor '{name}': expected a name that starts with {_PREFIX}")
@@ -172,7 +172,7 @@ def _tensors(
         elif (
             "lora_" in plain
             or ".base_layer." in plain
-            # PEFT saves the embeddings, too, if the vocabulary grew.
+            # PEFT also saves the embeddings if the vocabulary grew.
             or not (config.saves(plain) or plain in (EMBEDDING_KEY, OUTPUT_EMBEDDING_KEY))
         ):
             raise CheckpointError(
@@ -210,11 +210,10 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
 
 
 def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> WeightIndex:
-    """Return the tensors of a folder of :func:`adapted_folder`: the base's, with the adapter's updates.
+    """Return the base's tensors with the adapter's updates, for a folder from :func:`adapted_folder`.
 
     Raises:
-      CheckpointError: as :func:`index_folder`; or an update of a matrix that the base does not have, or of another
-        shape.
+      CheckpointError: :func:`index_folder` fails, or an update's matrix is missing from the base or has another shape.
     """
     if (read := _opened.get(folder)) is None:
         raise CheckpointError(
@@ -261,16 +260,16 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
 
 
 def folder_name(adapter: Path) -> str:
-    """The folder that a link leads to, for messages."""
+    """Return the target folder of a link, for messages."""
     return os.readlink(adapter) if adapter.is_symlink() else str(adapter)
 
 
 def _check_complete(tensors: Iterable[TensorInfo], found: Collection[str], config: AdapterConfig) -> None:
-    """Refuse an adapter without a tensor that its configuration says it has in place of, or for, one of the base.
+    """Reject an adapter that lacks a tensor or factor which its configuration requires for a tensor of the base.
 
     Args:
-      tensors: of the base.
-      found: modules with factors, and whole tensors, of the adapter.
+      tensors: Tensors of the base.
+      found: Modules with factors, and complete tensors, of the adapter.
     """
     lost = [one.name for one in tensors if config.saves(one.name) and one.name not in found]
     if lost:
@@ -292,13 +291,13 @@ def _check_complete(tensors: Iterable[TensorInfo], found: Collection[str], confi
 
 
 def _told_of_base(folder: Path, config: AdapterConfig, *, head_of_base: bool) -> list[str]:
-    """Sentences about a base that may be another one than the base in training.
+    """Return warnings that the base may differ from the base during training.
 
     Raises:
-      CheckpointError: the adapter was trained on a class of another family.
+      CheckpointError: The adapter was trained on a class of another family.
     """
     base, told = Path(os.readlink(folder / BASE)), list[str]()
-    if (base / ADAPTER).is_dir():  # an adapter too
+    if (base / ADAPTER).is_dir():  # the base is an adapter too
         base = Path(os.readlink(base / ADAPTER))
     raw: dict[str, Any] = read_object(folder / "config.json", error=CheckpointError, finite=False)
     classes = {
@@ -324,19 +323,19 @@ def _told_of_base(folder: Path, config: AdapterConfig, *, head_of_base: bool) ->
 
 @dataclass(frozen=True, kw_only=True)
 class _LowRank:
-    """W + scale * B A, and of DoRA its rows scaled to the lengths of the magnitude vector."""
+    """W + scale * B A; for DoRA, rows are scaled to the lengths in the magnitude vector."""
 
     a: TensorInfo  # [r, I]
     b: TensorInfo  # [O, r]
-    magnitude: TensorInfo | None  # [O] of DoRA (Liu et al., 2024, equation 5)
+    magnitude: TensorInfo | None  # [O], for DoRA (Liu et al., 2024, equation 5)
     scale: float
-    before: Update | None  # that of an adapter of the base
+    before: Update | None  # update of an adapter in the base
 
     def __call__(
         self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
     ) -> None:
         rows, columns = (slice(*part.indices(size)) for part, size in zip(region, tensor.shape, strict=True))
-        # The length of a row needs all its columns.
+        # The length of a row requires all its columns.
         read = columns if self.magnitude is None else slice(0, tensor.shape[1])
         merged = np.empty((rows.stop - rows.start, read.stop - read.start), np.float32)
         reader.read(merged, tensor, (rows, read), self.before)

@@ -1,6 +1,6 @@
-"""Named arrays in a folder of Orbax: written whole, restored as they were or onto the devices of any mesh.
+"""Named arrays in an Orbax folder, restored on the host or onto the devices of any mesh.
 
-Checksums are sums of the bits, so that they are the same on any mesh, and tell a damaged folder from a good one.
+Checksums are sums of bits: equal on any mesh, and sufficient to detect a damaged folder.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from prb_jax.errors import RunError
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Write arrays in place of what the folder held; every device writes its own part.
+    """Replace the contents of a folder with arrays; every device writes its part.
 
     Args:
-      folder: made if it is missing.
-      arrays: of the host or of devices, by name; without any, nothing is written.
+      folder: Folder; created if missing.
+      arrays: Host or device arrays by name; if empty, nothing is written.
 
     Returns:
-      what :func:`read_arrays` needs to know: shape, dtype and checksum of each, JSON-ready.
+      Description for :func:`read_arrays`: shape, dtype and checksum of each array, JSON-ready.
 
     Raises:
-      RunError: it cannot be written (a full disk).
+      RunError: The folder cannot be written, e.g. because the disk is full.
     """
     if not arrays:
         return {}
-    import orbax.checkpoint as ocp  # it takes long to import
+    import orbax.checkpoint as ocp  # imported here because the import is slow
 
     quiet_orbax()
     leaves = {
@@ -56,15 +56,15 @@ def write_arrays(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
 def read_arrays(
     folder: Path, described: Mapping[str, Any], *, shardings: Mapping[str, NamedSharding] | None = None
 ) -> dict[str, Any]:
-    """Read what :func:`write_arrays` wrote.
+    """Read arrays that :func:`write_arrays` wrote.
 
     Args:
-      folder: of the arrays.
-      described: what it returned.
-      shardings: of each array on devices, each of which then reads its own part; numpy arrays if not given.
+      folder: Folder of the arrays.
+      described: Return value of :func:`write_arrays`.
+      shardings: Sharding of each array on devices, where every device reads its part; without it, numpy arrays.
 
     Raises:
-      RunError: the folder is missing or damaged, or holds other arrays.
+      RunError: The folder is missing or damaged, or contains other arrays.
     """
     if not described:
         return {}
@@ -93,17 +93,17 @@ def read_arrays(
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Return the bytes of all files of a folder."""
+    """Return the total size of a folder's files in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def flat_arrays(tree: Any) -> dict[str, Any]:
-    """Return every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
+    """Return every array of a pytree by path, e.g. "trainable/layers/q", independent of container types."""
     return {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def from_flat(template: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the reverse of `flat_arrays`: a pytree built as `template`, with these arrays."""
+    """Invert `flat_arrays`: return a pytree structured like `template` with these arrays."""
     return jax.tree.map_with_path(lambda path, _: arrays[_place(path)], template)
 
 
@@ -112,7 +112,7 @@ def _place(path: Any) -> str:
 
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """For each array the sum of its words of 32 bits, modulo 2^32; the same for every sharding."""
+    """Return the sum of each array's 32-bit words, modulo 2^32; equal for every sharding."""
     sums = _bit_sums(dict(arrays))
     return {name: int(np.asarray(value)) for name, value in sums.items()}
 
@@ -129,7 +129,7 @@ def _bit_sum(array: jax.Array) -> jax.Array:
 
 
 def quiet_orbax() -> None:
-    """Keep what Orbax logs of every file from the user; its failures are raised by us."""
+    """Hide Orbax's log messages about files; we raise its failures as errors."""
     logging.getLogger("absl").addFilter(_not_of_orbax)
     logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
     if sys.unraisablehook is not _without_closed_loops:
@@ -138,18 +138,18 @@ def quiet_orbax() -> None:
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """Orbax logs every file, and every failure several times over."""
+    """Return False for messages of Orbax, which logs every file, and every failure several times."""
     return "/orbax/" not in record.pathname.replace("\\", "/")
 
 
 _hooks: list[Callable[[Any], Any]] = []
-"""What handled exceptions in callbacks before :func:`_without_closed_loops`."""
+"""Handler of unraisable exceptions before :func:`_without_closed_loops`."""
 
 
 def _without_closed_loops(unraisable: Any) -> None:
-    """Drops what Orbax leaves behind when one of several writes fails: the others find its event loop closed.
+    """Drop follow-up exceptions of Orbax: after one of several writes fails, the others find a closed event loop.
 
-    The failure itself is raised by Orbax and reported by us; these would only bury it under tracebacks.
+    Orbax raises the failure and we report it; the follow-up tracebacks would only hide it.
     """
     error = unraisable.exc_value
     if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
@@ -158,13 +158,13 @@ def _without_closed_loops(unraisable: Any) -> None:
 
 
 def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
-    """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
+    """Drop further failures of one checkpoint: Orbax awaits and raises only the first."""
     error = record.exc_info[1] if record.exc_info else None
     return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in a line; a full disk by its name, however deep it lies."""
+    """Return the reason of an error in one line; detect a full disk anywhere in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,4 @@
-"""Checkpoints as other tools leave them: wrappers in names of tensors, and matrices of FP8 or four bits with scales."""
+"""Checkpoints of other tools: wrappers in tensor names, and FP8 or four-bit matrices with scales."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from prb_jax.models.checkpoints.weight_file import TensorInfo
 from prb_jax.models.checkpoints.weight_index import SCALE, SliceReader, Update, WeightIndex
 from prb_jax.records.reading import read_object
 
-# Of torch.compile and of DistributedDataParallel.
+# Wrappers of torch.compile and of DistributedDataParallel.
 _WRAPPERS = ("_orig_mod.", "module.")
 _SAVED, _ORIGINAL = (
     ".modules_to_save.default.",
     ".original_module.",
-)  # PEFT's wrapper of a module that is trained whole
-_BLOCK = (128, 128)  # of DeepSeek-V3, where config.json does not say it
+)  # PEFT's wrapper of a fully trained module
+_BLOCK = (128, 128)  # block size of DeepSeek-V3, the default if config.json has none
 
 
 def as_stored(index: WeightIndex) -> WeightIndex:
-    """Return the index with plain names, and with quantised matrices that are multiplied by their scales when read.
+    """Return the index with plain names; quantised matrices are multiplied by their scales during reading.
 
     Raises:
-      CheckpointError: two tensors of one name, or scales that do not fit their matrix.
+      CheckpointError: Two tensors have the same name, or scales do not fit their matrix.
     """
     tensors, told = dict(index.tensors), list[str]()
     while tensors and (prefix := _prefix(tensors)):
@@ -55,13 +55,13 @@ def as_stored(index: WeightIndex) -> WeightIndex:
 
 
 def _prefix(names: Mapping[str, object]) -> str | None:
-    """A wrapper around the whole model, by the beginning of all names."""
+    """Return the wrapper around the whole model, a prefix of all names."""
     wrappers = [*_WRAPPERS, *(["model."] if any(name.startswith("model.model.") for name in names) else [])]
     return next((one for one in wrappers if all(name.startswith(one) for name in names)), None)
 
 
 def _block(folder: Path) -> tuple[int, int]:
-    """Rows and columns of a block, as `quantization_config` says them."""
+    """Return the rows and columns of a block from `quantization_config`."""
     described = read_object(folder / "config.json", error=CheckpointError, finite=False).get(
         "quantization_config"
     )
@@ -94,7 +94,7 @@ def _scaled(
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A matrix times its scales, one for each block of rows and columns."""
+    """A matrix times its scales, one scale per block of rows and columns."""
 
     scale: TensorInfo
     block: tuple[int, int]

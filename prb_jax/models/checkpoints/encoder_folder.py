@@ -1,4 +1,4 @@
-"""The checkpoint of an encoder: its tensors, found in the headers of a folder, and its weights."""
+"""Checkpoint of an encoder: tensors from the headers of a folder, and weights."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta.")}
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """The checkpoint of an encoder, whose tensors are those of its configuration."""
+    """Checkpoint of an encoder, with tensors that match its configuration."""
 
     folder: Path
     config: EncoderConfig
 
     @property
     def report(self) -> LoadReport:
-        """What will be read, from the headers alone."""
+        """Return a report on the tensors to read, only from headers."""
         return inspect_checkpoint(self.folder, self.config)
 
 
 def open_encoder(folder: str | Path) -> EncoderFolder:
-    """The encoder in a folder, without a head; headers of weights are read, and no weights.
+    """Open the encoder in a folder, without a head; reads the headers of weight files but no weights.
 
     Raises:
-      CheckpointError: ``config.json`` is not one of an encoder known here, or a tensor is missing, has no
-        place, has another shape, or is not floating-point.
+      CheckpointError: ``config.json`` does not describe a known encoder, or a tensor is missing, unexpected, has
+        another shape, or is not floating-point.
     """
     folder = Path(folder)
     config = parse_encoder_config(read_raw_config(folder), where=str(folder / "config.json"))
@@ -54,9 +54,9 @@ def open_encoder(folder: str | Path) -> EncoderFolder:
 
 
 def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
-    """Pair the tensors of a folder with the leaves of a configuration; errors as of :func:`open_encoder`."""
+    """Pair the tensors of a folder with the leaves of a configuration; for errors see :func:`open_encoder`."""
     prefix = next((p for p in _PREFIXES[config.model_type] if p + _WORDS in index.tensors), "")
-    # TensorFlow's names, in files converted from its checkpoints.
+    # Names from TensorFlow in converted checkpoints.
     old = f"{prefix}embeddings.LayerNorm.gamma" in index.tensors
     config = replace(config, prefix=prefix, norm_names=("gamma", "beta") if old else ("weight", "bias"))
     match_tensors(index, config)
@@ -66,16 +66,16 @@ def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
 def load_encoder_params(
     opened: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
 ) -> LoadedParams:
-    """The weights, split over ``mesh`` by :func:`encoder_shardings`; errors as of :func:`load_params`."""
+    """Load the weights, sharded over ``mesh`` by :func:`encoder_shardings`; for errors see :func:`load_params`."""
     shardings = encoder_shardings(opened.config, mesh)
     return load_params(opened.folder, opened.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
 
 
 def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
-    """NamedSharding for every parameter, as they declare it.
+    """Return the declared NamedSharding of every parameter.
 
     Raises:
-      MeshError: a mesh axis does not divide what it splits.
+      MeshError: A mesh axis does not divide the dimension that it splits.
     """
     check_heads(mesh, heads={"num_attention_heads": config.num_attention_heads})
     return parameter_shardings(abstract_params(config), mesh, config=config)

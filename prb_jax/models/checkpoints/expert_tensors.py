@@ -1,7 +1,7 @@
-"""Checkpoints that keep all experts of a layer in one tensor, read as if each expert had tensors of its own.
+"""Checkpoints with all experts of a layer in one tensor, read as if each expert had separate tensors.
 
-The numbers of an expert lie together in the file, so that nothing is copied. Weights of gpt-oss may be MXFP4: blocks of
-32 numbers of four bits share a scale of eight (OCP Microscaling Formats, version 1.0, sections 5.3.3 and 5.4.1).
+The numbers of an expert are contiguous in the file, so nothing is copied. Weights of gpt-oss may be MXFP4: blocks of
+32 four-bit numbers share an eight-bit scale (OCP Microscaling Formats, version 1.0, sections 5.3.3 and 5.4.1).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from prb_jax.models.config.experts import Experts
 
 _MERGED = re.compile(r"(?P<layer>.*\.layers\.\d+\.)mlp\.experts\.(?P<name>gate_up_proj|down_proj)")
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_BLOCK = 32  # numbers that share a scale
+_BLOCK = 32  # numbers per scale
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4 = np.asarray([*_MAGNITUDES, *(-one for one in _MAGNITUDES)], np.float32)
-"""E2M1 by its four bits: sign, two of the exponent, one of the mantissa."""
-_BIAS, _NOT_A_NUMBER = 127, 255  # of E8M0: 2 ** (bits - 127)
+"""Values of E2M1 by bit pattern: one sign bit, two exponent bits, one mantissa bit."""
+_BIAS, _NOT_A_NUMBER = 127, 255  # E8M0: 2 ** (bits - 127)
 
 
 def one_by_one(index: WeightIndex, config: DecoderConfig) -> WeightIndex:
-    """Return the index of a checkpoint with the tensors of each expert, under the names of `LeafMap.file_keys`.
+    """Return the index with separate tensors for each expert, under the names of `LeafMap.file_keys`.
 
     Raises:
-      CheckpointError: a tensor of all experts has another shape, or is there beside those of each expert; blocks
-        without scales.
+      CheckpointError: A tensor of all experts has another shape or exists in addition to separate tensors, or blocks
+        have no scales.
     """
     experts = config.experts
     assert experts is not None
@@ -70,7 +70,7 @@ def one_by_one(index: WeightIndex, config: DecoderConfig) -> WeightIndex:
 
 
 def _parts(name: str, config: DecoderConfig, experts: Experts) -> tuple[list[str], tuple[int, int]]:
-    """Names of the tensors of an expert in a tensor of all, without the layer, and the shape of each."""
+    """Return the names, without the layer, of one expert's tensors in a tensor of all experts, and their shape."""
     names, width, size = experts.names, config.hidden_size, experts.size
     both = name == "gate_up_proj"
     if names.gate_up:
@@ -85,7 +85,7 @@ def _sliced(
 ) -> dict[str, TensorInfo]:
     expected = (experts.count, len(keys) * shape[0], shape[1])
     _check_shape(tensor, expected)
-    # Of a dtype that is not known, matching says so.
+    # Matching reports an unknown dtype later.
     nbytes = math.prod(shape) * ITEM_SIZES.get(tensor.dtype, 0)
     found = {}
     for number in range(experts.count * len(keys)):
@@ -99,7 +99,7 @@ def _sliced(
 def _unpacked(
     tensors: dict[str, TensorInfo], name: str, key: str, shape: tuple[int, int], experts: Experts
 ) -> list[tuple[str, TensorInfo, Update]]:
-    """Take blocks and scales out of the tensors, and return name, place and reader of the matrix of each expert."""
+    """Remove blocks and scales from the tensors, and return name, location and reader of each expert's matrix."""
     plain = name.removesuffix(_BLOCKS)
     blocks, scales = tensors.pop(name), tensors.pop(f"{plain}{_SCALES}", None)
     if scales is None:
@@ -142,9 +142,9 @@ def _check_shape(tensor: TensorInfo, expected: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A matrix [I, O] of MXFP4, whose blocks lie along I."""
+    """An MXFP4 matrix [I, O] with blocks along I."""
 
-    blocks: TensorInfo  # [O, I / 2]: the lower four bits of a byte are the earlier number
+    blocks: TensorInfo  # [O, I / 2]: the lower four bits of a byte contain the earlier number
     scales: TensorInfo  # [O, I / 32]
 
     def __call__(

@@ -1,6 +1,6 @@
-"""Leaves of the parameter tree filled from slices of files, straight into the shards of this process.
+"""Leaves of the parameter tree, filled from slices of files directly into the shards of this process.
 
-A shard is filled in place, by several threads.
+Several threads fill a shard in place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from jax.sharding import Sharding
 from prb_jax.models.checkpoints.hf_map import LeafMap
 from prb_jax.models.checkpoints.weight_index import SliceReader
 
-# XLA's CPU client takes over a host buffer with this alignment instead of copying it.
+# XLA's CPU client uses a host buffer with this alignment without copying it.
 _ALIGNMENT = 64
-# A large tensor is read by several threads.
+# Several threads read a large tensor.
 _READ_BYTES = 16 << 20
 
 Bounds = tuple[tuple[int, int], ...]
 Read = tuple[np.ndarray, str, tuple[slice, ...]]
-"""What is read into where: (part of a buffer, tensor, its region), as a `SliceReader` takes it."""
+"""One read: (part of a buffer, tensor, region of the tensor), the arguments of a `SliceReader`."""
 
 
 def parts_by_bounds(sharding: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
-    """The distinct parts of an array on this process, each with the devices that hold it."""
+    """Return the distinct parts of an array on this process, each with its devices."""
     devices_by_part: dict[Bounds, list[Any]] = {}
     for device, part in sharding.addressable_devices_indices_map(shape).items():
         bounds = tuple(piece.indices(size)[:2] for piece, size in zip(part or (), shape))
@@ -38,7 +38,7 @@ def parts_by_bounds(sharding: Sharding, shape: tuple[int, ...]) -> dict[Bounds, 
 def fill_leaf(
     leaf: LeafMap, dtype: np.dtype, *, sharding: Sharding, reader: SliceReader, pool: ThreadPoolExecutor
 ) -> jax.Array:
-    """Read a leaf; devices that hold the same part share one read."""
+    """Read a leaf; devices with the same part share one read."""
 
     def filled(bounds: Bounds) -> np.ndarray:
         buffer = aligned_empty(bounds, dtype)
@@ -53,7 +53,7 @@ def fill_leaf(
 
 
 def reads_of_shard(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Read]:
-    """What is read for one shard: the given part of a leaf, from as many tensors as it has layers and experts."""
+    """Yield the reads for one shard, a part of a leaf: one tensor for each of its layers and experts."""
     axes = len(leaf.tensors)
     keys = np.reshape(np.asarray(leaf.file_keys), leaf.tensors)[(*part[:axes], ...)]
     part = part[axes:]
@@ -64,10 +64,12 @@ def reads_of_shard(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -
 
 
 def reads_of_tensor(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Read]:
-    """Yield the reads of one tensor, target and region both as the file has them; of a tensor that holds more than the
-    leaf, the region is one of the leaf's own rows."""
+    """Yield the reads of one tensor, with target and region in the file's orientation. If the tensor contains more
+    than the leaf, the region refers to rows of the leaf."""
     first, last, done = region[0].start, region[0].stop, 0
-    for start, stop in leaf.pieces or ((0, last),):  # each is rows done .. done + (stop - start) of the leaf
+    for start, stop in leaf.pieces or (
+        (0, last),
+    ):  # each piece is rows done .. done + (stop - start) of the leaf
         low, high = max(first, done), min(last, done + stop - start)
         size = max(1, _READ_BYTES // max(1, target[:1].nbytes))
         for row in range(low, high, size):
@@ -80,7 +82,7 @@ def reads_of_tensor(key: str, target: np.ndarray, region: tuple[slice, ...], lea
 def together(
     pool: ThreadPoolExecutor, run: Callable[..., None], arguments: Iterable[tuple[Any, ...]]
 ) -> None:
-    """Make these calls in the threads of a pool, and wait for all of them; none is begun after one has failed."""
+    """Run calls in a thread pool and wait for all; after a failure no further call starts."""
     jobs = [pool.submit(run, *given) for given in arguments]
     try:
         for job in jobs:
@@ -91,12 +93,12 @@ def together(
 
 
 def put(buffer: np.ndarray, devices: Iterable[Any]) -> list[jax.Array]:
-    """The buffer on each device; where these have memory of their own, the caller's reference was the last one."""
+    """Copy the buffer to each device; for devices with separate memory the caller must hold the last reference."""
     return jax.block_until_ready([jax.device_put(buffer, device) for device in devices])
 
 
 def aligned_empty(bounds: Bounds, dtype: np.dtype) -> np.ndarray:
-    """Return an array for a part, which XLA's CPU client takes over without a copy."""
+    """Return an array for a part, aligned so that XLA's CPU client uses it without a copy."""
     shape = tuple(stop - start for start, stop in bounds)
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     raw = np.empty(nbytes + _ALIGNMENT, np.uint8)

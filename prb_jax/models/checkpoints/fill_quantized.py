@@ -1,10 +1,9 @@
-"""Matrices in eight bits filled from slices of files, straight into the shards of this process.
+"""Eight-bit matrices, filled from slices of files directly into the shards of this process.
 
-Of a matrix that is quantised no more than a block is ever in memory in float32: the scale of an output channel needs
-the channel's whole input axis, and a block of channels is a run of rows in the file. So a block is read over all inputs
-once, quantised, and dealt to the shards that hold parts of it. A process whose shards split the input axis (fsdp over
-several processes) reads the whole input axis of its channels, where it would read only its part of a matrix that is not
-quantised.
+At most one block of a quantised matrix is in memory as float32 at any time. The scale of an output channel requires
+the channel's whole input axis, and a block of channels is a run of rows in the file. Each block is therefore read once
+over all inputs, quantised, and distributed to its shards. A process whose shards split the input axis (fsdp over
+several processes) reads the whole input axis of its channels; without quantisation it reads only its part.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from prb_jax.models.checkpoints.hf_map import LeafMap
 from prb_jax.models.checkpoints.weight_index import SliceReader
 from prb_jax.models.quantization import Form, quantize_array
 
-# A block to be quantised as it is read, as float32, and its quotients: three times this in each thread.
+# Size of a block. Each thread needs three times this: the block as read, as float32, and its quotients.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -43,17 +42,17 @@ def fill_quantized(
     reader: SliceReader,
     pool: ThreadPoolExecutor,
 ) -> tuple[jax.Array, jax.Array]:
-    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O]; of all experts
+    """Read a matrix of all layers: [L, I, O] in ``form.dtype`` and its scales float32 [L, O]; with experts
     [L, E, I, O] and [L, E, O].
 
     Raises:
-      CheckpointError: a weight that is not finite.
-      MeshError: scales that are split in another way than their matrix.
+      CheckpointError: A weight is not finite.
+      MeshError: Scales are sharded differently from their matrix.
     """
     parts, axes = parts_by_bounds(sharding, leaf.shape), len(leaf.tensors)
     scales = np.full((*leaf.tensors, leaf.shape[-1]), np.nan, np.float32)
     shards: list[jax.Array] = []
-    # Parts with the same layers, experts and outputs come from the same blocks.
+    # Parts with the same layers, experts and outputs share blocks.
     for same in dict.fromkeys((*bounds[:axes], bounds[-1]) for bounds in parts):
         *tensors, outputs = same
         buffers = {
@@ -105,7 +104,7 @@ def fill_quantized(
 def _quantized_blocks(
     leaf: LeafMap, form: Form, key: str, outputs: tuple[int, int], reader: SliceReader
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """First output, quantised rows [O', I] and scales [O'] of each block of the outputs of one tensor."""
+    """Yield first output, quantised rows [O', I] and scales [O'] for each block of a tensor's outputs."""
     inputs = leaf.shape[-2]
     channels = max(1, _BLOCK_BYTES // (4 * inputs))
     for start in range(*outputs, channels):

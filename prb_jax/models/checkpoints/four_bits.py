@@ -1,8 +1,8 @@
-"""Matrices of bitsandbytes in four bits (NF4 and FP4 of QLoRA, Dettmers et al., 2023), dequantised as they are read.
+"""Four-bit matrices of bitsandbytes (NF4 and FP4 of QLoRA, Dettmers et al., 2023), dequantised during reading.
 
-A matrix is stored as its numbers in a row, two a byte, the first one in the upper half. Each number is a place in a map
-of 16 values, times the largest absolute value of its block. With double quantisation these scales are bytes themselves:
-places in a map of 256 values, times the scale of a block of scales, plus an offset.
+A matrix is stored as a sequence of numbers, two per byte, the first in the upper half. Each number is an index into a
+table of 16 values, scaled by the largest absolute value of its block. With double quantisation these scales are bytes:
+indices into a table of 256 values, times the scale of a block of scales, plus an offset.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from prb_jax.records.reading import open_file, parse_json
 
 _KINDS = ("nf4", "fp4")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_PLACES, _SCALE_PLACES = 16, 256  # values of the two maps
+_PLACES, _SCALE_PLACES = 16, 256  # sizes of the two tables
 
 
 def four_bits(
     tensors: Mapping[str, TensorInfo],
 ) -> tuple[dict[str, TensorInfo], dict[str, Update], list[str]]:
-    """Return the tensors with matrices for their packed bytes, what computes the matrices, and what to say of it.
+    """Return the tensors with matrices in place of packed bytes, the updates that compute the matrices, and notes.
 
     Raises:
-      CheckpointError: a matrix without a part of its state, or a state that does not fit it.
+      CheckpointError: A part of a matrix's state is missing, or the state does not fit the matrix.
     """
     plain, updates, kinds = dict(tensors), dict[str, Update](), set[str]()
     for state in [tensor for name, tensor in tensors.items() if QUANT_STATE in name]:
@@ -48,7 +48,7 @@ def four_bits(
 def _read_state(
     tensors: Mapping[str, TensorInfo], name: str, state: TensorInfo, kind: str
 ) -> tuple[TensorInfo, _FourBits]:
-    """Return the matrix as it is after dequantisation, and what computes it."""
+    """Return the description of the dequantised matrix, and the update that computes it."""
     with open_file(state.path) as file:
         file.seek(state.start)
         text = file.read(state.nbytes)
@@ -112,23 +112,23 @@ def _read_state(
 
 @dataclass(frozen=True)
 class _Nested:
-    """Scales of scales."""
+    """Quantised scales with their own scales."""
 
-    scales: TensorInfo  # float32, one for each block of scales
+    scales: TensorInfo  # float32, one per block of scales
     values: TensorInfo  # float32 [256]
-    block: int  # scales in a block
+    block: int  # scales per block
     offset: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FourBits:
-    """A matrix of four bits a number."""
+    """A matrix with four bits per number."""
 
     packed: TensorInfo  # uint8 [ceil(O * I / 2), 1]
-    scales: TensorInfo  # one for each block of numbers: float32, or uint8 with scales of their own
+    scales: TensorInfo  # one per block of numbers: float32, or uint8 with further scales
     values: TensorInfo  # float32 [16]
-    block: int  # numbers in a block
-    dtype: str  # to which bitsandbytes dequantises
+    block: int  # numbers per block
+    dtype: str  # dtype of bitsandbytes' dequantised matrix
     nested: _Nested | None
 
     def __call__(
@@ -141,7 +141,7 @@ class _FourBits:
         start, stop = (
             first_row * width,
             last_row * width,
-        )  # whole rows: a block ends within none or in several
+        )  # whole rows, because blocks may end within rows
         if out.size == 0:
             return
         packed = np.empty((-(-stop // 2) - start // 2, 1), np.uint8)
@@ -156,7 +156,7 @@ class _FourBits:
         out[...] = numbers.reshape(-1, width)[:, first:last].astype(out.dtype)
 
     def _scales(self, reader: SliceReader, blocks: slice) -> np.ndarray:
-        """Scales float32 of some blocks."""
+        """Return the scales of some blocks, float32."""
         if self.nested is None:
             return _read(reader, self.scales, blocks)
         outer = slice(blocks.start // self.nested.block, -(-blocks.stop // self.nested.block))
@@ -168,7 +168,7 @@ class _FourBits:
 
 
 def _read(reader: SliceReader, tensor: TensorInfo, part: slice | None = None) -> np.ndarray:
-    """Values float32 of a vector, or of a part of it."""
+    """Return the values of a vector, or of a part of it, float32."""
     part = part or slice(0, tensor.shape[0])
     values = np.empty(part.stop - part.start, np.float32)
     reader.read(values, tensor, (part,))

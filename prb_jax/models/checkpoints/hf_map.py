@@ -1,10 +1,10 @@
-"""Which tensor of a Hugging Face checkpoint fills which leaf of our parameter tree.
+"""Map between tensors of a Hugging Face checkpoint and leaves of our parameter tree.
 
-A leaf has a path, a key pattern, a shape, and whether the file holds the matrix the other way round, all computed from
-the abstract module of the model. The map is reversible, so it serves loading and saving.
+A leaf has a path, a key pattern, a shape, and a flag for transposed matrices, all computed from the abstract module of
+the model. The map is reversible and serves both loading and saving.
 
 The parameter tree is a nested dict. Layers are stacked on the first axis (L) and every matrix is
-``[in, out]``; files hold ``[out, in]``, one tensor a layer.
+``[in, out]``; files contain ``[out, in]``, one tensor per layer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
 from prb_jax.models.model import abstract_model
 from prb_jax.models.parameter import Path, parameters
 
-# Names of modules in checkpoints of InternLM2, by those of transformers. It has q, k and v in one matrix: for each
-# key-value head its queries, then its key, its value.
+# Module names of InternLM2 by their names in transformers. InternLM2 fuses q, k and v: for each key-value head its
+# queries, then its key and its value.
 _FUSED = "attention.wqkv"
 _INTERNLM2: Mapping[str, str] = {
     "embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
@@ -34,8 +34,8 @@ _INTERNLM2: Mapping[str, str] = {
 }  # fmt: skip
 _OUTSIDE = {"embed": "embed_tokens", "final_norm": "norm"}
 
-# Tensors without a leaf, each with the reason why they may be left aside. Some are values that every program computes
-# from the configuration; older checkpoints stored them.
+# Tensors without a leaf, each with the reason to ignore it. Some are computed from the configuration, but older
+# checkpoints stored them.
 _IGNORED = (
     (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
     (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LeafMap:
-    """One leaf of the parameter tree and the tensors that fill it."""
+    """One leaf of the parameter tree and its tensors in the file."""
 
-    path: tuple[str, ...]  # keys into the nested dict, e.g. ``("layers", "q")``
+    path: tuple[str, ...]  # keys in the nested dict, e.g. ``("layers", "q")``
     key: str
-    """The tensor's name; a stacked leaf has ``{layer}`` in it, and one of all experts ``{expert}`` too."""
-    shape: tuple[int, ...]  # our shape, with L, and E, in front if stacked
-    transposed: bool = False  # the file holds the last two axes the other way round
+    """Tensor name; contains ``{layer}`` for a stacked leaf, and also ``{expert}`` for a leaf of all experts."""
+    shape: tuple[int, ...]  # our shape, with leading axes L and E if stacked
+    transposed: bool = False  # the file stores the last two axes transposed
     pieces: tuple[tuple[int, int], ...] | None = None
-    """Of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after the other, are the
-    leaf; None for all of them. Such a leaf is transposed."""
-    file_rows: int | None = None  # rows of such a tensor
-    is_head: bool = False  # part of the read-out, not of the body
-    quantisable: bool = False  # may be held in eight bits
-    layers: tuple[int, ...] = ()  # numbers of the layers that have it, of a stacked leaf
+    """Rows (start, stop) of the tensor that form the leaf when concatenated, if the tensor contains more than this
+    leaf; None for all rows. Such a leaf is transposed."""
+    file_rows: int | None = None  # total rows of such a tensor
+    is_head: bool = False  # True for parameters of the read-out
+    quantisable: bool = False  # may be stored in eight bits
+    layers: tuple[int, ...] = ()  # numbers of the layers in a stacked leaf
 
     @property
     def stacked(self) -> bool:
@@ -72,22 +72,22 @@ class LeafMap:
 
     @property
     def name(self) -> str:
-        """The path with slashes, for messages."""
+        """Path with slashes, for messages."""
         return "/".join(self.path)
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Shape of the grid of tensors that fill it: [], [L] or [L, E]."""
+        """Shape of the grid of its tensors: [], [L] or [L, E]."""
         return self.shape[: self.stacked + ("{expert}" in self.key)]
 
     @property
     def of_all_experts(self) -> bool:
-        """Whether it is written as one tensor of all experts; it is read as if each expert had its own."""
+        """True if it is written as one tensor of all experts; reading treats each expert as separate."""
         return "{expert}" in self.key and not self.transposed
 
     @property
     def written(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the tensors that are written, in their order."""
+        """Names and shapes of the tensors to write, in order."""
         if not self.of_all_experts:
             return dict.fromkeys(self.file_keys, self.file_shape)
         key = self.key.replace(".{expert}", "")
@@ -102,7 +102,7 @@ class LeafMap:
 
     @property
     def file_keys(self) -> tuple[str, ...]:
-        """Its tensors, in the order of the layers, and of the experts of each layer."""
+        """Names of its tensors, ordered by layer, then by expert."""
         if not self.stacked:
             return (self.key,)
         experts = range(self.tensors[1] if len(self.tensors) > 1 else 1)
@@ -112,9 +112,9 @@ class LeafMap:
 
 
 def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield names and values of a checkpoint's tensors, from arrays like the parameters by their paths.
+    """Yield names and values of a checkpoint's tensors from arrays by parameter path.
 
-    Layers of a leaf follow each other, and no more than the leaves of one tensor are on the host at a time.
+    Layers of a leaf are consecutive, and the host keeps only the leaves of one tensor at a time.
     """
     by_key: dict[str, list[LeafMap]] = {}
     for leaf in leaf_maps(config):
@@ -128,7 +128,7 @@ def file_tensors(leaves: Mapping[Path, Any], config: Config) -> Iterator[tuple[s
 
 
 def _joined(maps: Sequence[LeafMap], parts: Sequence[np.ndarray]) -> np.ndarray:
-    """One tensor of the file, made of the leaves that it holds."""
+    """Join the leaves of one tensor of the file."""
     if maps[0].pieces is None:
         return parts[0]
     whole = np.empty(maps[0].file_shape, parts[0].dtype)
@@ -141,12 +141,12 @@ def _joined(maps: Sequence[LeafMap], parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def leaf_maps(config: Config) -> tuple[LeafMap, ...]:
-    """Every leaf of the parameter tree that ``config`` describes, in the order of the forward pass."""
+    """Return every leaf of the parameter tree of ``config``, in forward order."""
     return tuple(_leaf(path, variable, config) for path, variable in parameters(abstract_model(config)))
 
 
 def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
-    """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
+    """Return the storage of a parameter from its declaration and the names of the checkpoint's code base."""
     key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
     numbers: tuple[int, ...] = ()
     if path[0] == "layers":
@@ -177,7 +177,7 @@ def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
 
 
 def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ...]:
-    """The rows of q, k or v in the fused matrix: each key-value head with its queries before it."""
+    """Return the rows of q, k or v in the fused matrix: the queries of each key-value head come before its key."""
     size, kv_heads = config.head_dim, config.num_key_value_heads
     groups = config.num_attention_heads // kv_heads
     first, count = {"q": (0, groups), "k": (groups, 1), "v": (groups + 1, 1)}[name]
@@ -186,7 +186,7 @@ def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ..
 
 
 def module_name(layout: WeightLayout, leaf: str) -> str:
-    """Name the module of a leaf of a decoder's body outside the layers."""
+    """Return the module name of a leaf in a decoder's body outside the layers."""
     return layout.prefix + _module(layout, _OUTSIDE[leaf])
 
 
@@ -195,7 +195,7 @@ def _module(layout: WeightLayout, name: str) -> str:
 
 
 def ignored_reason(key: str, config: Config) -> str | None:
-    """Why a tensor that fills no leaf may be left aside, or None if it may not."""
+    """Return the reason to ignore a tensor without a leaf, or None if it must not be ignored."""
     known = _IGNORED + config.layout.ignored if isinstance(config, DecoderConfig) else config.ignored
     return next((reason for pattern, reason in known if re.fullmatch(pattern, key)), None)
 
@@ -212,5 +212,5 @@ def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Return the reverse of :func:`nest`: every value of a nested dict by its path."""
+    """Invert :func:`nest`: return every value of a nested dict by path."""
     return {tuple(step.key for step in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -1,7 +1,7 @@
-"""Weights from a Hugging Face folder straight into sharded arrays.
+"""Loading of weights from a Hugging Face folder directly into sharded arrays.
 
-Each process reads only the bytes of its own shards (:mod:`prb_jax.models.checkpoints.fill`), so peak host memory is the
-shards themselves plus a few megabytes on CPU, and one shard elsewhere.
+Each process reads only the bytes of its shards (:mod:`prb_jax.models.checkpoints.fill`). Peak host memory is the
+shards plus a few megabytes on CPU, and one shard on other platforms.
 """
 
 from __future__ import annotations
@@ -35,35 +35,34 @@ if TYPE_CHECKING:
     from prb_jax.models.model import Config
     from prb_jax.models.quantization import Form
 
-# Readers wait for the storage, so there may be more of them than cores.
+# Readers wait for the storage, so more readers than cores are useful.
 _READERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What was read and what was not."""
+    """Tensors that were read, and tensors that were not."""
 
-    folder: str  # the checkpoint
+    folder: str  # folder of the checkpoint
     files: tuple[str, ...]  # names of its weight files
     used_keys: tuple[str, ...]  # tensors that fill the parameters
-    ignored_keys: Mapping[str, str]  # the other tensors, each with the reason why it is left aside
-    told: tuple[str, ...]  # what was read otherwise than it is stored
-    dtypes: Mapping[str, int]  # how many of the used tensors are stored in each safetensors dtype
+    ignored_keys: Mapping[str, str]  # other tensors, each with the reason why it is ignored
+    told: tuple[str, ...]  # notes on tensors that are converted during reading
+    dtypes: Mapping[str, int]  # number of used tensors by safetensors dtype in the file
     parameters: int  # number of parameters of the whole model
     bytes_read: int  # bytes of weights that this process read
-    seconds: float  # that it took until they were on the devices; 0 where nothing was read
+    seconds: float  # time until the weights were on the devices; 0 if nothing was read
     head: str
-    """Name, shape and stored dtype of each tensor of the head, and its file where that is another one than the
-    body's."""
-    quantize: str | None  # the form in which the layers' matrices are held, if they are quantised
-    bytes_unquantized: int  # of the whole model's parameters in the dtypes asked for, without quantisation
-    bytes_held: int  # of the whole model's parameters as they are held
+    """Name, shape and stored dtype of each tensor of the head, and its file if it is not in the body's file."""
+    quantize: str | None  # form of the layers' matrices, if they are quantised
+    bytes_unquantized: int  # size of all parameters in the requested dtypes, without quantisation
+    bytes_held: int  # size of all parameters in memory
 
     __repr__ = short_repr
 
 
 class LoadedParams(NamedTuple):
-    """The parameter tree (nested dict of arrays) and how it was read."""
+    """Parameter tree (nested dict of arrays) and report on its loading."""
 
     params: dict[str, Any]
     report: LoadReport
@@ -71,23 +70,23 @@ class LoadedParams(NamedTuple):
 
 @dataclass(frozen=True)
 class _Held:
-    """What parameters are held in."""
+    """Formats of parameters in memory."""
 
     dtype: DTypeLike
     head_dtype: DTypeLike | None
-    quantize: str | None  # the form of the layers' matrices, if they are quantised
+    quantize: str | None  # form of the layers' matrices, if quantised
 
     def form_of(self, leaf: LeafMap) -> Form | None:
-        """The form of a matrix that is quantised."""
+        """Return the form of a quantised matrix, or None."""
         if self.quantize is None or not leaf.quantisable:
             return None
         return get("quantisation", "form").value(self.quantize)
 
     def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
+        """Return shape and dtype of every array by path: leaves, and scales of quantised leaves.
 
         Raises:
-          CheckpointError: a dtype that holds no weights.
+          CheckpointError: The dtype is not floating-point.
         """
         shapes: dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]] = {}
         for leaf in leaves:
@@ -106,7 +105,7 @@ class _Held:
 
 
 def _scale_path(leaf: LeafMap, form: Form) -> tuple[str, ...]:
-    """Where the scales of a matrix lie in the tree of parameters."""
+    """Return the path of a matrix's scales in the parameter tree."""
     return (*leaf.path[:-1], f"{leaf.path[-1]}{form.suffix}")
 
 
@@ -117,8 +116,8 @@ def abstract_params(
     head_dtype: DTypeLike | None = None,
     quantize: str | None = None,
 ) -> dict[str, Any]:
-    """Shapes and dtypes of the parameter tree that :func:`load_params` reads, as ``jax.ShapeDtypeStruct``; nothing is
-    allocated."""
+    """Return shapes and dtypes of the parameter tree of :func:`load_params`, as ``jax.ShapeDtypeStruct``, without
+    allocating memory."""
     shapes = _Held(dtype, head_dtype, quantize).shapes(leaf_maps(config))
     return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
@@ -132,8 +131,8 @@ def inspect_checkpoint(
     head: bool = True,
     quantize: str | None = None,
 ) -> LoadReport:
-    """Check every tensor's name, shape and dtype from the headers alone, without reading weights; arguments and errors
-    are those of :func:`load_params`."""
+    """Check every tensor's name, shape and dtype from headers, without reading weights; for arguments and errors see
+    :func:`load_params`."""
     index = _index(folder, config)
     return _report(index, match_tensors(index, config, head=head), _Held(dtype, head_dtype, quantize))
 
@@ -151,24 +150,24 @@ def load_params(
     """Read a checkpoint into arrays with the given shardings.
 
     Args:
-      folder: holds ``model.safetensors``, or several files and ``model.safetensors.index.json``.
-      config: from ``config.json`` of the same folder.
-      dtype: floating-point dtype of the arrays; each slice is converted as it is read.
-      shardings: a tree like the parameters, or one sharding for all; None is the default device.
-      head_dtype: dtype of the score head, if it differs.
-      head: whether the head is read. Without it there is no "score" among the parameters (nor in
-        `shardings`): it is for the caller to make a new one.
-      quantize: of the layers' matrices, one of :data:`prb_jax.models.quantization.FORMS`; each is quantised
-        from the file's values, a block at a time, whatever ``dtype`` is.
+      folder: Folder with ``model.safetensors``, or several files and ``model.safetensors.index.json``.
+      config: Configuration from ``config.json`` of the same folder.
+      dtype: Floating-point dtype of the arrays; each slice is converted during reading.
+      shardings: Tree like the parameters, or one sharding for all; None is the default device.
+      head_dtype: Dtype of the score head, if it differs.
+      head: If False, do not read the head: neither the parameters nor `shardings` then contain "score", and the caller
+        must create a new head.
+      quantize: Form of the layers' matrices, one of :data:`prb_jax.models.quantization.FORMS`. Each matrix is
+        quantised from the file's values, one block at a time, regardless of ``dtype``.
 
     Returns:
       Parameters (layers stacked on axis 0, matrices ``[in, out]``) and a report.
 
     Raises:
-      CheckpointError: a missing, extra, misshapen or non-float tensor, a missing or re-initialised
-        head, a broken or truncated file, pickle files, a file of a training run that is not the one it exported; the
-        message names the tensor or file.
-      MeshError: a sharding that does not divide its array.
+      CheckpointError: A tensor is missing, unexpected, misshapen or not floating-point; the head is missing or
+        re-initialised; a file is broken, truncated or a pickle; or a file differs from the one that its training run
+        exported. The message names the tensor or file.
+      MeshError: A sharding does not divide its array.
     """
     index = _index(folder, config)
     for told in index.told:
@@ -191,7 +190,7 @@ def load_params(
         checked = aside.submit(check_exported, index.files[0].parent)
         if isinstance(config, DecoderConfig):
             check_tied_embeddings(index, config, reader=reader)
-        # The largest first: while its shard is handed over there is little else in memory.
+        # The largest leaf first: while its shard is transferred, little else is in memory.
         for leaf in sorted(match.leaves, key=lambda leaf: -local_size(leaf)):
             given: Any = {"sharding": chosen[leaf.path], "reader": reader, "pool": pool}
             if (form := held.form_of(leaf)) is None:
@@ -239,7 +238,7 @@ def _shardings_by_path(
 
 
 def _report(index: WeightIndex, match: Match, held: _Held) -> LoadReport:
-    """What a match uses of a folder, and what it takes in memory; nothing is read."""
+    """Return the report of a match, with its size in memory, without reading weights."""
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):

@@ -1,4 +1,4 @@
-"""From a model's name to a local folder, and to the fingerprint that says which weights these are."""
+"""Location of a model by name in a local folder, and fingerprint of its weights."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.seams import get
 
-# What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
-# themselves only where there are no safetensors.
+# Files that a model needs, without code. Small files of torch.save are fetched with safetensors; weights of
+# torch.save only if there are no safetensors.
 _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
 _TORCH = ("pytorch_model*.bin", "*.pt")
 
 TRAIN, MODEL = "train.json", "model"
-"""The record of a training run and the folder of its model."""
+"""Record of a training run, and folder of its model."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER, BASE = "peft_adapter", "peft_base"
-"""Links to both in a folder that stands for an adapter on its base model."""
+"""Links to adapter and base in a folder that represents an adapter on its base model."""
 
 _WHOLE_FILE = 32 * 1024**2
 _SAMPLES = 256
@@ -37,25 +37,27 @@ _SMALL_TENSOR = 256 * 1024
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Where a checkpoint lies on this machine."""
+    """Location of a checkpoint on this machine."""
 
-    name: str  # as the user gave it
+    name: str  # name given by the user
     path: Path  # local folder
     revision: str | None  # commit on the hub; None for a local folder
 
 
 def locate(name: str | Path, *, revision: str | None = None, base: str | Path | None = None) -> ModelFolder:
-    """The folder of a model: a local one as it stands, the model of a run of `prb train`, or a snapshot of
-    a hub repository; of a PEFT adapter a folder that stands for the adapter on its base model.
+    """Return the folder of a model: a local folder, the model of a run of `prb train`, or a snapshot of a hub
+    repository.
+
+    For a PEFT adapter, the folder represents the adapter on its base model.
 
     Args:
-      name: folder or hub id.
-      revision: branch, tag or commit of a hub id.
-      base: base model of an adapter, if it is another one than the adapter names.
+      name: Folder or hub id.
+      revision: Branch, tag or commit of a hub id.
+      base: Base model of an adapter, if it differs from the base named in the adapter.
 
     Raises:
-      CheckpointError: neither a folder nor a repository that can be fetched; a revision asked of a local folder; a base
-        of a model that is no adapter; or an adapter that cannot be used.
+      CheckpointError: The name is neither a folder nor a repository that can be fetched; a local folder has a
+        revision; a model that is not an adapter has a base; or the adapter cannot be used.
     """
     folder = _folder(name, revision)
     if (folder.path / ADAPTER_CONFIG).is_file() and not _has_weights(folder.path):
@@ -101,7 +103,7 @@ def _folder(name: str | Path, revision: str | None) -> ModelFolder:
 
 
 def _trained_model(path: Path) -> Path:
-    """Of the folder of a training run the model in it; any other folder as it is."""
+    """Return the model folder of a training run; return any other folder unchanged."""
     if not (path / TRAIN).is_file() or (path / "config.json").exists():
         return path
     if not (path / MODEL).is_dir() and (path / "summary.json").is_file():
@@ -118,12 +120,12 @@ def _trained_model(path: Path) -> Path:
 
 
 def check_exported(folder: Path) -> None:
-    """Compare the model of a training run with the digests of its files in the record of the run.
+    """Compare the model files of a training run with the digests in the record of the run.
 
-    Any other folder, and one of an earlier version, has none. Of several processes each reads a share of the files.
+    Other folders, and runs of earlier versions, have no digests. Several processes share the reading.
 
     Raises:
-      CheckpointError: a file is missing, or is not the one that was exported.
+      CheckpointError: A file is missing or differs from the exported file.
     """
     record = folder.absolute().parent / TRAIN
     if folder.absolute().name != MODEL or not record.is_file():
@@ -138,7 +140,7 @@ def check_exported(folder: Path) -> None:
 
 
 def _without_pipes(folder: Path) -> Path:
-    """The folder itself; others open its files too, and reading a pipe or a device waits or goes on forever."""
+    """Return the folder after checking for pipes and devices, which would block other readers or never end."""
     for path in folder.iterdir():
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path}: expected a file, found a pipe or a device")
@@ -146,15 +148,15 @@ def _without_pipes(folder: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """A digest of every file that decides scores, by file name.
+    """Return a digest, by file name, of every file that affects scores.
 
-    Files up to 32 MiB are hashed whole (``sha256:``). Larger ones, weights, by their size and 256 evenly spaced blocks
-    of 16 KiB, the first and last bytes included; of safetensors also by the header and every tensor of at most 256 KiB,
-    so that a model whose head alone was trained is another one (``sampled-sha256:``). That is enough to tell
-    checkpoints apart, at a cost that hardly grows with them.
+    Files up to 32 MiB are hashed completely (``sha256:``). Larger files, weights, are sampled (``sampled-sha256:``):
+    their size and 256 evenly spaced blocks of 16 KiB, including the first and last bytes. Safetensors also contribute
+    the header and every tensor of at most 256 KiB, so a newly trained head changes the digest. This distinguishes
+    checkpoints at a cost almost independent of their size.
 
     Raises:
-      CheckpointError: a file vanished or cannot be read.
+      CheckpointError: A file vanished or cannot be read.
     """
     digests: dict[str, str] = {}
     for pattern in _WANTED if _has_safetensors(folder) else (*_WANTED, *_TORCH):
@@ -195,5 +197,5 @@ def _digest(path: Path) -> str:
 
 
 def describe(folder: ModelFolder) -> dict[str, Any]:
-    """What ``run.json`` records of the weights."""
+    """Return the record of the weights for ``run.json``."""
     return {"revision": folder.revision, "files": fingerprint(folder.path)}

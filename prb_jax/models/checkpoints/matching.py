@@ -1,8 +1,7 @@
-"""Checks that a checkpoint and a configuration describe the same model, tensor by tensor.
+"""Checks, tensor by tensor, that a checkpoint and a configuration describe the same model.
 
-Every tensor of the files fills a leaf or is listed with the reason why it is left aside, and every
-leaf is filled: nothing is initialised in silence. A reward model without its head would otherwise
-score at random without a word.
+Every tensor of the files fills a leaf or is listed with the reason to ignore it. Every leaf is filled: nothing is
+initialised silently. Otherwise a reward model without its head would return random scores without a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from prb_jax.models.head import HEAD_KEY, OUTPUT_EMBEDDING_KEY
 if TYPE_CHECKING:
     from prb_jax.models.model import Config
 
-# Substrings of the names that other training frameworks give their reward heads.
+# Substrings of the names of reward heads in other training frameworks.
 _HEAD_NAMES = (
     "score", "v_head", "value_head", "regression", "rm_head", "reward", "classifier", "gating", "summary",
 )  # fmt: skip
@@ -32,22 +31,22 @@ _ROWS_COMPARED = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """How the tensors of a checkpoint are used."""
+    """Use of the tensors of a checkpoint."""
 
-    leaves: tuple[LeafMap, ...]  # all of which the checkpoint fills
-    used: tuple[str, ...]  # names of the tensors that fill them
-    ignored: Mapping[str, str]  # the other tensors' names, each with the reason
+    leaves: tuple[LeafMap, ...]  # all filled by the checkpoint
+    used: tuple[str, ...]  # names of tensors that fill the leaves
+    ignored: Mapping[str, str]  # names of other tensors, each with the reason
 
 
 def match_tensors(index: WeightIndex, config: Config, *, head: bool = True) -> Match:
-    """Pair the tensors of a folder with the leaves of the parameter tree; without ``head`` a stored one is left aside.
+    """Pair the tensors of a folder with the leaves of the parameter tree; without ``head`` a stored head is ignored.
 
     Raises:
-      CheckpointError: the score head is missing or has another width than ``num_labels``; a tensor is
-        missing, has no place in this architecture, has another shape, or is not floating-point.
+      CheckpointError: The score head is missing or its width is not ``num_labels``; or a tensor is missing, does not
+        belong to this architecture, has another shape, or is not floating-point.
     """
     leaves = tuple(leaf for leaf in leaf_maps(config) if head or not leaf.is_head)
-    # A tensor may fill several leaves, as a fused matrix does.
+    # A tensor may fill several leaves, e.g. a fused matrix.
     wanted = [(key, leaf) for leaf in leaves for key in leaf.file_keys]
     expected = dict.fromkeys(key for key, _ in wanted)
     missing = [key for key in expected if key not in index.tensors]
@@ -75,11 +74,11 @@ def match_tensors(index: WeightIndex, config: Config, *, head: bool = True) -> M
 
 
 def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: SliceReader) -> None:
-    """Check that a stored output embedding equals the input embedding it is said to be tied to.
+    """Check that a stored output embedding equals the input embedding if the configuration ties them.
 
     Raises:
-      CheckpointError: ``tie_word_embeddings`` is set and the two tensors differ, so that one of them,
-        or the configuration, belongs to another model.
+      CheckpointError: ``tie_word_embeddings`` is set but the two tensors differ, so one of them, or the
+        configuration, belongs to another model.
     """
     if not config.tie_word_embeddings or OUTPUT_EMBEDDING_KEY not in index.tensors:
         return

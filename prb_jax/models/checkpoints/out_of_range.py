@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint explains scores that are no numbers, or all the same."""
+"""Search for the tensor of a checkpoint that explains scores that are NaN or all equal."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from prb_jax.models.model import Config
 
 LARGEST: Final = 1e18
-"""Activations of about the size of larger weights overflow where a norm squares them in float32."""
+"""Largest usable weight: activations of about this size overflow when a norm squares them in float32."""
 
 
 def explain_scores(params: Params, config: Config) -> str:
-    """Return in words which weights may be why the scores of a model cannot be used.
+    """Return a message about weights that may explain the unusable scores of a model.
 
-    It is the first tensor of the forward pass that is out of range, or else the one with the largest weight. Of several
-    processes each sees its own shards.
+    The message names the first tensor of the forward pass that is out of range, or else the tensor with the largest
+    weight. Each process checks only its shards.
     """
     held = flatten(params)
-    places: list[tuple[int, int, str, float]] = []  # layer, number of the leaf, tensor, its largest weight
+    places: list[tuple[int, int, str, float]] = []  # layer, index of the leaf, tensor, its largest weight
     for number, leaf in enumerate(leaf_maps(config)):
         array = held.pop(leaf.path, None)
-        if array is None:  # it is quantised
+        if array is None:  # quantised
             continue
         before = not leaf.is_head and leaf.name != "final_norm"
         outside = -1 if before else config.num_hidden_layers
@@ -46,7 +46,7 @@ def explain_scores(params: Params, config: Config) -> str:
 
 
 def _largest(array: jax.Array, *, axes: int) -> np.ndarray:
-    """The largest magnitude of this process's shards for each entry of the first axes: float32 [L], [L, E] or []."""
+    """Return the largest magnitude in this process's shards per entry of the first axes: float32 [L], [L, E] or []."""
     largest = np.zeros(array.shape[:axes], np.float32)
     for shard in array.addressable_shards:
         values = jnp.abs(shard.data.astype(jnp.float32))

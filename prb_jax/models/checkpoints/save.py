@@ -1,4 +1,4 @@
-"""A parameter tree out to a Hugging Face folder: the reverse of loading, bit for bit."""
+"""Saving of a parameter tree to a Hugging Face folder: the bitwise inverse of loading."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Tensor:
-    """One tensor to be written."""
+    """One tensor to write."""
 
     key: str
     shape: tuple[int, ...]
@@ -43,26 +43,26 @@ def save_params(
     raw_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5 * 10**9,
 ) -> Path:
-    """Write a ``*ForSequenceClassification`` checkpoint that transformers and :func:`load_params` read; where
-    ``config`` has a linear head of another name, that head beside the body of a language model.
+    """Write a ``*ForSequenceClassification`` checkpoint that transformers and :func:`load_params` read. If ``config``
+    has a linear head of another name, write the head with the body of a language model.
 
     Each file is written under a temporary name and renamed; ``config.json`` comes last. Host memory
-    holds the leaves of one tensor at a time. Tokenizer files are the caller's business.
+    contains the leaves of one tensor at a time. The caller writes tokenizer files.
 
     Args:
-      params: nested dict of arrays, shaped as ``abstract_params(config)``; kept in their dtypes.
-      config: the model.
-      folder: created if need be; must not hold weights yet.
-      raw_config: what to write as ``config.json``, by default ``config.original``. ``architectures``
-        and the dtype are brought up to date.
-      max_shard_bytes: beyond this size the weights go to several files with an index.
+      params: Nested dict of arrays with the shapes of ``abstract_params(config)``; dtypes are kept.
+      config: Configuration of the model.
+      folder: Folder, created if necessary; must not contain weights yet.
+      raw_config: Contents of ``config.json``, by default ``config.original``. ``architectures`` and the dtype
+        are updated.
+      max_shard_bytes: Maximum size of a weight file; larger models get several files with an index.
 
     Returns:
-      The folder.
+      Path of the folder.
 
     Raises:
-      CheckpointError: parameters that are not those of ``config``, a ``raw_config`` that describes another
-        model, an array that spans several processes, weights in the folder already, or a write that fails.
+      CheckpointError: The parameters do not match ``config``, ``raw_config`` describes another model, an array spans
+        several processes, the folder already contains weights, or a write fails.
     """
     folder = Path(folder)
     leaves = leaf_maps(config)
@@ -129,7 +129,7 @@ def _updated_config(
 ) -> dict[str, Any]:
     raw = dict(config.original if raw_config is None else raw_config)
     raw["architectures"] = [FAMILIES[config.model_type].architecture]
-    raw.pop("quantization_config", None)  # of matrices that were read with their scales
+    raw.pop("quantization_config", None)  # the matrices are already multiplied by their scales
     raw["dtype" if "dtype" in raw else "torch_dtype"] = np.dtype(dtype).name
     described = parse_config(raw, where="raw_config")
     same = {"architectures": (), "torch_dtype": None, "ignored_keys": (), "head": LINEAR, "layout": STANDARD}
@@ -137,7 +137,7 @@ def _updated_config(
         raise CheckpointError(
             "raw_config describes another model than config: pass the one that config was parsed from"
         )
-    if config.head != LINEAR:  # transformers has no class for it but the language model's
+    if config.head != LINEAR:  # transformers has only the class of the language model for it
         raw["architectures"] = [FAMILIES[config.model_type].language_model]
         for name in ("num_labels", "id2label", "label2id"):
             raw.pop(name, None)
@@ -145,7 +145,7 @@ def _updated_config(
 
 
 def _split(tensors: Sequence[_Tensor], *, max_shard_bytes: int) -> list[list[_Tensor]]:
-    """Consecutive tensors in files of at most the given size (a larger tensor has its own)."""
+    """Split consecutive tensors into files of at most the given size; a larger tensor gets a separate file."""
     shards: list[list[_Tensor]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > max_shard_bytes:

@@ -1,9 +1,9 @@
-"""The tensors of a file of ``torch.save``: where each lies, and nothing read of it.
+"""Locations of the tensors in a file of ``torch.save``, without reading them.
 
-Since torch 1.6 a file of ``torch.save`` is a zip archive: ``data.pkl``, a pickle that says what the tensors are, and
-one uncompressed member with the bytes of each storage. A pickle is a program; here it is run by an unpickler that knows
-the handful of names state dicts are made of and refuses every other, so that nothing but dicts and descriptions of
-tensors can come of it. No torch is needed.
+Since torch 1.6 a file of ``torch.save`` is a zip archive. It contains ``data.pkl``, a pickle that describes the
+tensors, and one uncompressed member with the bytes of each storage. A pickle is a program. The unpickler here accepts
+only the few names in state dicts and refuses all others, so a pickle can only create dicts and descriptions of
+tensors. Torch is not required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STORAGES = {
 }  # fmt: skip
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
-# A pickle with the names and shapes of even the largest model is far below this.
+# The pickles of even the largest models are far smaller.
 _MAX_PICKLE_BYTES = 16 << 20
 
 
@@ -51,11 +51,11 @@ class _Tensor(NamedTuple):
 
 
 def read_torch_file(path: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a state dict that ``torch.save`` wrote, by name.
+    """Return every tensor of a state dict that ``torch.save`` wrote, by name.
 
     Raises:
-      CheckpointError: a file that cannot be read, one of before torch 1.6, a pickle that names anything but
-        the parts of a state dict, or a tensor that is not stored row by row.
+      CheckpointError: The file cannot be read or is older than torch 1.6, the pickle contains anything except the
+        parts of a state dict, or a tensor is not stored row by row.
     """
     try:
         with open_file(path) as raw, zipfile.ZipFile(raw) as archive:
@@ -78,7 +78,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except CheckpointError:
         raise
-    except Exception as error:  # what a broken or hostile pickle can raise has no bound
+    except Exception as error:  # a broken or hostile pickle can raise anything
         raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {first_line(error)}") from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: expected a state dict, found {type(state).__name__}")
@@ -90,7 +90,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> bytes:
-    """The bytes of a member, whose size the archive may state wrongly and compression hide."""
+    """Return the bytes of a member; its real size may exceed the size in the archive."""
     with archive.open(name) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -99,14 +99,14 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> by
 
 
 def _check_sizes(data: bytes) -> None:
-    """Raise ValueError for a pickle with a number on which memory of any size would be taken."""
-    for operation, value, _ in pickletools.genops(data):  # it refuses lengths beyond the end itself
+    """Raise ValueError for a pickle with a number that would allocate unbounded memory."""
+    for operation, value, _ in pickletools.genops(data):  # genops refuses lengths beyond the end
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (value or 0) > len(data):
             raise ValueError(f"it has an entry {value} of its memo in {len(data)} bytes")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Runs a pickle with nothing at its disposal but the parts of a state dict."""
+    """Unpickler that provides only the parts of a state dict."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         super().__init__(file, encoding="utf-8")
@@ -164,7 +164,7 @@ def _located(
         raise CheckpointError(f"{path}: tensor '{name}': its bytes are not in the file as they are")
     if value.offset < 0 or (value.offset + size) * item > info.file_size:
         raise CheckpointError(f"{path}: tensor '{name}' reaches beyond its storage of {info.file_size} bytes")
-    # The name and the padding before the data are as long as the local header says.
+    # The local header contains the lengths of the name and of the padding before the data.
     file.seek(info.header_offset + _LENGTHS_AT)
     lengths = file.read(4)
     start = info.header_offset + _LOCAL_HEADER_BYTES + value.offset * item

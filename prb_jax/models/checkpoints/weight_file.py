@@ -1,10 +1,10 @@
-"""The tensors of one weight file: where each lies, and nothing read of it.
+"""Locations of the tensors in one weight file, without reading them.
 
-The format of safetensors (https://github.com/huggingface/safetensors): eight bytes, the header's length as a
-little-endian integer; a JSON object from tensor name to dtype, shape and byte range, with an optional
-``__metadata__``; then the bytes of all tensors, without gaps.
+The safetensors format (https://github.com/huggingface/safetensors) consists of eight bytes with the header's length as
+a little-endian integer; a JSON object from tensor name to dtype, shape and byte range, with an optional
+``__metadata__``; and the bytes of all tensors, without gaps.
 
-Other kinds of files are found by their suffix, as `weights` of :mod:`prb_jax.seams`.
+Other file types are found by suffix, as `weights` in :mod:`prb_jax.seams`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.records.reading import open_file, parse_json
 from prb_jax.seams import BUILTIN, get
 
-#: dtypes whose values are read; the others are only measured.
+#: dtypes whose values are read; for others only the size is known.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 FLOAT_DTYPES: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _FLOATS.items()}
-#: Also those that mean something only with a scale beside them.
+#: Includes dtypes that require a separate scale.
 READ_DTYPES = FLOAT_DTYPES | {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "U8": np.dtype(np.uint8)}
 ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
     **dict.fromkeys(("I64", "U64", "C64"), 8),
@@ -35,13 +35,13 @@ ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
 }
 MOST_AXES = 16
 _LENGTH_BYTES = 8
-# The limit of the reference implementation: a longer header means that this is not a safetensors file.
+# Limit of the reference implementation: a file with a longer header is not a safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """Where one tensor lies: ``start`` is a byte offset from the beginning of ``path``."""
+    """Location of one tensor: ``start`` is a byte offset from the beginning of ``path``."""
 
     name: str
     path: Path
@@ -52,16 +52,16 @@ class TensorInfo:
 
 
 def read_tensors(path: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a weight file, by name; errors as of :func:`read_header`."""
+    """Return every tensor of a weight file by name; for errors see :func:`read_header`."""
     return get("weights", path.suffix).value(path) if path.suffix in BUILTIN["weights"] else read_header(path)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a safetensors file, by name.
+    """Return every tensor of a safetensors file by name.
 
     Raises:
-      CheckpointError: the file cannot be read, is truncated or too long, its header is not what the
-        format says, or byte ranges leave gaps, overlap, or do not fit shape and dtype.
+      CheckpointError: The file cannot be read, is truncated or too long, its header violates the format, or byte
+        ranges leave gaps, overlap, or do not fit shape and dtype.
     """
     try:
         with open_file(path) as file:

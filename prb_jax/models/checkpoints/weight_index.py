@@ -1,7 +1,7 @@
-"""All tensors of a model folder by name, and slices of them read straight into given arrays.
+"""Index of all tensors of a model folder by name, and reading of slices directly into given arrays.
 
-Reads use ``pread`` instead of a memory map: mapped pages count as resident memory of the process, and
-peak memory while loading has a bound. Only the bytes of the slice are read.
+Reads use ``pread`` instead of a memory map, because mapped pages count as resident memory and peak memory during
+loading must be bounded. Only the bytes of the slice are read.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ INDEX_FILE = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 _PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
-# Written beside models, and no weights.
+# Files beside models that are not weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
-# Of Gemma 3, and of Qwen 3.5.
+# Prefixes of Gemma 3 and Qwen 3.5.
 _BESIDE_TEXT = re.compile(
     r"(model\.)?multi_modal_projector\.|model\.language_model\.layers\.\d+\.linear_attn\."
 )
-SCALE = "_scale_inv"  # after the name of a matrix of FP8
-QUANT_STATE = ".quant_state.bitsandbytes__"  # after the name of a matrix of four bits, and before their kind
+SCALE = "_scale_inv"  # suffix of an FP8 matrix's name
+QUANT_STATE = ".quant_state.bitsandbytes__"  # between the name of a four-bit matrix and its kind
 _AS_STORED = re.compile(
     rf"(_orig_mod|module|model\.model)\.|.*(\.modules_to_save\.default\.|{SCALE}$|{re.escape(QUANT_STATE)})"
 )
-# Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
+# Rows are read and converted in blocks of at most this size, to limit scratch memory.
 _BLOCK_BYTES = 2 << 20
-# Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
+# Rows transposed at once: their target stays in the core's cache until it is complete.
 _STRIP_ROWS = 16
 
 
 class Update(Protocol):
-    """Computes slices of a tensor whose values are not those of its file."""
+    """Function that computes slices of a tensor whose values differ from its file."""
 
     def __call__(
         self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
     ) -> None:
-        """Fill `out`, as :meth:`SliceReader.read` does."""
+        """Fill `out`; see :meth:`SliceReader.read`."""
         ...
 
 
@@ -59,11 +59,11 @@ class WeightIndex:
     """All tensors of a model folder."""
 
     folder: Path
-    files: tuple[Path, ...]  # its weight files, in the order of their names
+    files: tuple[Path, ...]  # weight files, sorted by name
     tensors: Mapping[str, TensorInfo]  # every tensor by name
-    # computes the values of tensors that are not those of the files
+    # functions for tensors whose values differ from the files
     updates: Mapping[str, Update] = field(default_factory=dict)
-    told: tuple[str, ...] = ()  # what is read otherwise than it is stored
+    told: tuple[str, ...] = ()  # notes on tensors that are converted during reading
 
 
 def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
@@ -73,12 +73,12 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
     (:mod:`prb_jax.models.checkpoints.weight_file`).
 
     Args:
-      side_files: further files, each with what is put before the names in it; those that exist are read too.
+      side_files: Further files, each with a prefix for its names; files that do not exist are skipped.
 
     Raises:
-      CheckpointError: no folder, no weights (with the remedy if there are other pickle files or an
-        adapter), a broken file, an index that names an absent file or another file than the one that
-        holds a tensor, or a tensor that two files hold.
+      CheckpointError: The folder or its weights are missing (with a remedy for other pickle files or an adapter), a
+        file is broken, the index names a missing file or the wrong file of a tensor, or two files contain the
+        same tensor.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -106,7 +106,8 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
 
 
 def _text_name(name: str) -> str:
-    """Name a tensor of a text model beside a vision tower as one without: transformers 4 and 5 have two prefixes."""
+    """Return the plain name of a tensor in a text model with a vision tower; transformers 4 and 5 have two
+    prefixes."""
     for prefix, plain in (
         ("language_model.model.", "model."),
         ("model.language_model.", "model."),
@@ -139,7 +140,7 @@ def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
 
 
 def _add_tensors(tensors: dict[str, TensorInfo], path: Path, prefix: str = "") -> None:
-    """Add those of one more file, with ``prefix`` before their names."""
+    """Add the tensors of one more file, with ``prefix`` before their names."""
     for tensor in read_tensors(path).values():
         name = prefix + tensor.name
         if name in tensors:
@@ -159,7 +160,7 @@ def _index_shards(folder: Path, index: Path) -> WeightIndex:
     files = tuple(folder / name for name in sorted(set(weight_map.values())))
     tensors: dict[str, TensorInfo] = {}
     for path in files:
-        if not os.path.exists(path):  # also of a name that no file may have
+        if not os.path.exists(path):  # also false for names that are invalid for files
             raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
         _add_tensors(tensors, path)
     for name, file_name in weight_map.items():
@@ -171,7 +172,7 @@ def _index_shards(folder: Path, index: Path) -> WeightIndex:
 
 
 class SliceReader:
-    """Reads slices of the tensors of an index, counting bytes. Safe to use from several threads."""
+    """Thread-safe reader of tensor slices of an index; counts bytes."""
 
     def __init__(self, index: WeightIndex) -> None:
         self._index = index
@@ -195,17 +196,17 @@ class SliceReader:
     def read(
         self, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...], update: Update | None = None
     ) -> None:
-        """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
+        """Fill ``out`` with a region of a tensor, converted to ``out``'s dtype.
 
         Args:
-          out: any strides (a transposed view will do), of the region's shape; one or two axes, or three with an axis of
-            size 1 in the middle (taps of convolutions).
-          tensor: to be read.
-          region: one slice with step 1 for each axis of the tensor.
-          update: computes the values, if they are not those of the file.
+          out: Array with the region's shape and any strides, e.g. a transposed view; one or two axes, or three with a
+            middle axis of size 1 (taps of convolutions).
+          tensor: Tensor to read.
+          region: One slice with step 1 for each axis of the tensor.
+          update: Function that computes the values, if they differ from the file.
 
         Raises:
-          CheckpointError: the tensor's values are not floating-point numbers, or the file got shorter.
+          CheckpointError: The tensor's values are not floating-point numbers, or the file became shorter.
         """
         if update is not None:
             update(self, out, tensor, region)
@@ -234,7 +235,7 @@ class SliceReader:
             block = target if direct else np.empty((rows, last - first), dtype)
             data = block.reshape(-1).view(np.uint8)
             start = tensor.start + row * row_bytes + first * dtype.itemsize
-            # Whole rows stand side by side.
+            # Whole rows are contiguous.
             runs = 1 if width == row_bytes else rows
             for number, part in enumerate(data.reshape(runs, -1)):
                 self._read(descriptor, part, start + number * row_bytes, tensor)
@@ -262,13 +263,13 @@ class SliceReader:
 
 
 def _copy(target: np.ndarray, block: np.ndarray) -> None:
-    """``target[...] = block``, fast where the target is transposed, and without Python's lock for bfloat16."""
+    """Assign ``target[...] = block``, fast for transposed targets, and without Python's lock for bfloat16."""
     strip = len(block)
     if abs(target.strides[0]) < abs(target.strides[1]):
         strip = _STRIP_ROWS
     widened = block.dtype == FLOAT_DTYPES["BF16"] and target.dtype == np.float32
     if widened or block.dtype == target.dtype:
-        # As whole numbers: a bfloat16 is the upper half of the float32 of the same value.
+        # Convert as integers: a bfloat16 is the upper half of the equal float32.
         target = target.view(f"u{target.dtype.itemsize}")
         block = block.view(f"u{block.dtype.itemsize}")
     for row in range(0, len(block), strip):

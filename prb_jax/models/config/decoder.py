@@ -1,8 +1,8 @@
-"""The decoder's configuration, parsed from the raw ``config.json`` of a Hugging Face checkpoint.
+"""Configuration of a decoder, parsed from the raw ``config.json`` of a Hugging Face checkpoint.
 
-The raw file is read instead of transformers' own classes, because those accept what they do not know:
-here an unknown architecture, rope type, or field value that would change numbers is an error that
-names it. Absent fields take the value that transformers gives them for that family.
+The raw file is read instead of transformers' classes, because those accept unknown values. Here an unknown
+architecture, rope type, or field value that would change numbers raises an error that names it. Absent fields get the
+default of transformers for the family.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from prb_jax.text.template import PLACEHOLDERS
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }  # fmt: skip
-# Fields that would change scores unless they have this value (or are null).
+# Fields that change scores unless they have this value (or are null).
 _ONLY_NEUTRAL: Mapping[str, Any] = {
     "partial_rotary_factor": 1, "per_layer_config": {}, "use_bidirectional_attention": False, "is_causal": True,
     "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
@@ -45,39 +45,39 @@ _ONLY_NEUTRAL: Mapping[str, Any] = {
 class WeightLayout:
     """Names of a checkpoint's tensors."""
 
-    style: Literal["transformers", "internlm2"] = "transformers"  # the code base whose names the body has
-    prefix: str = "model."  # what the body's names start with
+    style: Literal["transformers", "internlm2"] = "transformers"  # code base that defines the body's names
+    prefix: str = "model."  # prefix of the body's names
     side_files: tuple[tuple[str, str], ...] = ()
-    """Files beside the weights that hold further tensors, each with what is put before the names in it. Any of those
-    that exist are read."""
+    """Files beside the weights with further tensors, each with a prefix for its names. Files that do not exist are
+    skipped."""
     ignored: tuple[tuple[str, str], ...] = ()
-    """Regular expressions of names that are left aside, each with the reason."""
+    """Regular expressions of names that are ignored, each with the reason."""
 
 
-STANDARD = WeightLayout()  # what transformers writes for a ``*ForSequenceClassification``
+STANDARD = WeightLayout()  # layout of a ``*ForSequenceClassification`` of transformers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Sizes of the recurrent layers, which are of the gated delta rule (arXiv 2412.06464)."""
+    """Sizes of the recurrent layers with the gated delta rule (arXiv 2412.06464)."""
 
-    key_heads: int  # heads of queries and of keys
+    key_heads: int  # number of heads of queries and of keys
     value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
     key_dim: int
     value_dim: int
     taps: int  # tokens that the causal convolution sees, the current token included
-    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, with all of one key head together
+    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, grouped by key head
 
     @property
     def widths(self) -> dict[str, int]:
-        """Channels of queries, keys and values."""
+        """Number of channels of queries, keys and values."""
         keys = self.key_heads * self.key_dim
         return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """One decoder with a score head. Hashable; ``original`` takes no part in comparison."""
+    """One decoder with a score head. Hashable; comparison ignores ``original``."""
 
     model_type: str  # family, e.g. ``llama``
     vocab_size: int  # V
@@ -88,53 +88,49 @@ class DecoderConfig:
     num_key_value_heads: int  # G
     head_dim: int  # H
     rms_norm_eps: float  # added to the mean square in every norm
-    hidden_activation: Activation  # of the gated mlp; the layer of a plug-in may have another one
+    hidden_activation: Activation  # activation of the gated mlp; a plug-in's layer may have another one
     attention_bias: bool  # q, k and v have biases
     attention_output_bias: bool  # o has a bias
     mlp_bias: bool  # gate, up and down have biases
-    qk_norm: Literal["head", "width"] | None  # q and k are normalised before rope, by head or over all heads
+    qk_norm: Literal["head", "width"] | None  # q and k are normalised before rope, per head or over all heads
     norm_plus_one: bool  # norms multiply by 1 + w
     norm_scale_after_cast: bool
-    """Norms cast to the activations' dtype first and multiply by w then (llama); False multiplies in float32 and casts
-    the product (gemma)."""
-    norms: Norms  # which norms a layer has
+    """If True, norms cast to the activations' dtype and then multiply by w (llama); if False, they multiply in float32
+    and cast the product (gemma)."""
+    norms: Norms  # norms of a layer
     embedding_scale: float | None
-    """Multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1."""
-    attention_scale: float  # multiplies q k^T
+    """Factor of the embeddings (transformers rounds it to the weights' dtype); None for 1."""
+    attention_scale: float  # factor of q k^T
     attn_logit_softcapping: float | None  # c in c tanh(logits / c); None for no cap
     final_logit_softcapping: float | None  # the same for the logits of the vocabulary
     sliding_window: (
         int | None
-    )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
-    layer_windows: tuple[bool, ...]  # for each layer, whether it slides
-    layer_rotates: tuple[bool, ...]  # for each layer, whether queries and keys are turned by their positions
+    )  # w: a sliding layer sees keys at distance 0 to w - 1; None without sliding layers
+    layer_windows: tuple[bool, ...]  # True for each sliding layer
+    layer_rotates: tuple[bool, ...]  # True for each layer with a rotary embedding
     layer_mixers: tuple[str, ...]
-    """For each layer, ``full_attention`` (sliding layers too) or ``linear_attention``."""
-    recurrence: Recurrence | None  # of the layers of ``linear_attention``; None where there are none
-    attention_gate: bool  # attention's output is multiplied by the sigmoid of a projection of its input
-    rope: tuple[
-        RopeConfig, RopeConfig | None
-    ]  # (full, sliding layers); the second is None where both are one
-    interleaved_rope: bool  # a pair of rotated channels are neighbours, not half of the rotated ones apart
-    fused: tuple[
-        str, ...
-    ]  # tensors of a file that hold several matrices, of ``qkv_proj`` and ``gate_up_proj``
-    sinks: bool  # each head has a logit that takes weight in its softmax and gives nothing
+    """Mixer of each layer: ``full_attention`` (also for sliding layers) or ``linear_attention``."""
+    recurrence: Recurrence | None  # sizes of ``linear_attention`` layers; None without such layers
+    attention_gate: bool  # the attention output is multiplied by the sigmoid of a projection of the input
+    rope: tuple[RopeConfig, RopeConfig | None]  # (full, sliding layers); the second is None if both are equal
+    interleaved_rope: (
+        bool  # rotated pairs are adjacent channels; otherwise they are half the rotated channels apart
+    )
+    fused: tuple[str, ...]  # fused tensors in the file: ``qkv_proj`` and ``gate_up_proj``
+    sinks: bool  # each head has an attention sink: an extra softmax logit without a value
     experts: Experts | None  # the mlp is a mixture of experts
-    fields: tuple[
-        tuple[str, Any], ...
-    ]  # names and values of the fields that only the layer of a plug-in reads
+    fields: tuple[tuple[str, Any], ...]  # names and values of fields that only a plug-in's layer reads
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None
     tie_word_embeddings: bool
     architectures: tuple[str, ...]
-    torch_dtype: str | None  # in which the weights were saved, if the file says it
+    torch_dtype: str | None  # dtype of the saved weights, if the file names it
     ignored_keys: tuple[str, ...] = ()
-    """Fields that have no meaning for this family, in transformers as here; to be reported."""
+    """Fields without meaning for this family, here and in transformers; reported to the user."""
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
     head: Head = LINEAR
-    """The read-out; as parsed, the linear one of ``*ForSequenceClassification``
+    """Read-out; parsing sets the linear head of ``*ForSequenceClassification``
     (:func:`prb_jax.models.readouts.resolve.resolve_model` finds others)."""
     layout: WeightLayout = STANDARD
 
@@ -142,12 +138,12 @@ class DecoderConfig:
 
     @property
     def active_mlp(self) -> int:
-        """Width of the mlp that one token goes through: of all experts that it takes."""
+        """Width of the mlp for one token, summed over its experts."""
         return self.intermediate_size if self.experts is None else self.experts.active
 
     @property
     def head_counts(self) -> dict[str, int]:
-        """Numbers of heads, which a mesh splits whole, by their fields."""
+        """Numbers of heads by field; a mesh never splits a head."""
         counts = {
             "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_key_value_heads,
@@ -159,12 +155,12 @@ class DecoderConfig:
 
     @property
     def taps(self) -> int | None:
-        """Tokens that the convolution of recurrent layers sees; None where there are none."""
+        """Tokens that the convolution of recurrent layers sees; None without such layers."""
         return None if self.recurrence is None else self.recurrence.taps
 
     @property
     def default_dtype(self) -> str:
-        """In which the model is run if nothing else is asked for: as it was saved, bfloat16 for float16."""
+        """Default dtype of the model: the saved dtype, or bfloat16 for float16."""
         return choose_dtype(None, self.torch_dtype, where=self.model_type)
 
 
@@ -172,7 +168,7 @@ def load_config(folder: str | Path) -> DecoderConfig:
     """Parse ``config.json`` of a reward model's folder.
 
     Raises:
-      CheckpointError: the file is missing, is not a JSON object, is that of a language model, or
+      CheckpointError: The file is missing, is not a JSON object, describes a language model, or
         :func:`parse_config` refuses it.
     """
     path = Path(folder) / "config.json"
@@ -182,10 +178,10 @@ def load_config(folder: str | Path) -> DecoderConfig:
 
 
 def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
-    """Refuse a model without a score head.
+    """Reject a model without a score head.
 
     Raises:
-      CheckpointError: the configuration names the class of a language model.
+      CheckpointError: The configuration names the class of a language model.
     """
     family = FAMILIES[config.model_type]
     if family.language_model in config.architectures[:1]:
@@ -199,11 +195,11 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
 
 
 def read_raw_config(folder: str | Path) -> dict[str, Any]:
-    """The JSON object in ``config.json`` of a model folder, in which the fields that are read before a family is known
-    have their types.
+    """Return the JSON object in ``config.json`` of a model folder, after type checks of the fields that are read
+    before the family is known.
 
     Raises:
-      CheckpointError: the file is missing, or is not a JSON object; a field has another type.
+      CheckpointError: The file is missing or is not a JSON object, or a field has another type.
     """
     path = Path(folder) / "config.json"
     hint = "" if path.exists() else "expected a model folder"
@@ -221,17 +217,17 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
-    """The configuration that a raw ``config.json`` object describes, in either spelling.
+    """Parse a raw ``config.json`` object of transformers 4 or 5.
 
-    That of a language model (``*ForCausalLM``) is parsed as that of the reward model with its body.
+    The configuration of a language model (``*ForCausalLM``) is parsed as a reward model with the same body.
 
     Args:
-      raw: the JSON object (of transformers 4 or 5).
-      where: what error messages start with, usually the path.
+      raw: JSON object.
+      where: Prefix of error messages, usually the path.
 
     Raises:
-      CheckpointError: unknown architecture or rope type, quantised weights, a field that is missing,
-        mistyped or inconsistent, or one that would change numbers in a way this decoder does not follow.
+      CheckpointError: The architecture or rope type is unknown, the weights are quantised, or a field is missing,
+        mistyped, inconsistent, or would change numbers in a way this decoder does not support.
     """
     raw = text_model(raw, where=where)
     fields = FieldReader(raw, where)
@@ -339,7 +335,7 @@ def _family(fields: FieldReader) -> Family:
 
 
 def _nearest(fields: FieldReader) -> str:
-    """Name the known family that reads most fields of the file of an unknown one, and the fields it does not read."""
+    """Return the known family that reads most fields of an unknown family's file, and the fields it does not read."""
     raw, found = dict(fields.raw), []
     for name in FAMILIES:
         try:
@@ -385,11 +381,13 @@ def _activation(fields: FieldReader, family: Family) -> Any:
         if fields.text("hidden_act", default=family.activation) != family.activation:
             raise fields.error("hidden_act", family.activation)
         return family.activation
-    # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
+    # Files of Gemma 2 and later may also contain the older 'hidden_act', which transformers ignores for them.
     name = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
     if family.gemma and name == "hidden_act" and activation == "gelu":
-        activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
+        activation = (
+            "gelu_pytorch_tanh"  # meaning of the value in files of the first Gemma, as in transformers
+        )
     if activation not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[activation]
@@ -400,6 +398,6 @@ def _attention_softcap(fields: FieldReader, family: Family) -> float | None:
     if family.softcaps_attention:
         return fields.optional_number(name, default=family.defaults[name])
     if family.gemma and fields.has(name):
-        # transformers stores it for Gemma 3 but never applies it: which one the weights want is unknown.
+        # transformers stores the field for Gemma 3 but never applies it, so the intended value is unknown.
         raise fields.error(name, "null, as transformers does not apply it in this family")
     return None

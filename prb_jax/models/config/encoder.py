@@ -1,7 +1,7 @@
-"""The configuration of an encoder, parsed from the raw ``config.json`` of a Hugging Face checkpoint.
+"""Configuration of an encoder, parsed from the raw ``config.json`` of a Hugging Face checkpoint.
 
-As for decoders (:mod:`prb_jax.models.config.decoder`), what would change numbers and is not followed here is an
-error that names the field; absent fields take the value that transformers gives them.
+As for decoders (:mod:`prb_jax.models.config.decoder`), an unsupported value that would change numbers raises an error
+that names the field. Absent fields get the default of transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNUSED_POSITIONS = (
     (r"(deberta\.)?embeddings\.position_embeddings\.weight", "config.json says that there are no absolute positions"),
 )  # fmt: skip
 
-# Fields that cannot change an embedding: dropout, and what BERT's config keeps of other tasks.
+# Fields that cannot change an embedding: dropout, and BERT's fields for other tasks.
 _OTHER_TASKS = """
 attention_probs_dropout_prob hidden_dropout_prob classifier_dropout pooler_dropout cls_dropout gradient_checkpointing
 directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type legacy
@@ -40,32 +40,32 @@ _WITHOUT_EFFECT = WITHOUT_EFFECT | frozenset(_OTHER_TASKS.split())
 _ONLY_NEUTRAL: Mapping[str, Any] = {
     "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
     "position_embedding_type": "absolute",
-    # The convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge.
+    # The convolution in the first layer of DeBERTa-v2-xlarge and -xxlarge.
     "conv_kernel_size": 0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """DeBERTa's disentangled attention (He et al., 2021): scores from distances beside those from contents."""
+    """DeBERTa's disentangled attention (He et al., 2021): scores from distances in addition to contents."""
 
     buckets: int
-    """Distances beyond half of this share an embedding by their logarithm; 0: every distance has its own."""
-    max_distance: int  # at and beyond which all distances are one
-    content_to_position: bool  # which of the two terms there are
+    """Distances beyond half of this are bucketed by their logarithm; 0 gives every distance a separate embedding."""
+    max_distance: int  # larger distances are clamped to this value
+    content_to_position: bool  # this term is part of the scores; same for the next field
     position_to_content: bool
-    shared: bool  # distances are projected by the query and key matrices of the contents
-    normed: bool  # a layer norm over the embeddings of distances
+    shared: bool  # distances use the query and key matrices of the contents
+    normed: bool  # a layer norm is applied to the embeddings of distances
 
     @property
     def span(self) -> int:
-        """Half the number of embeddings of distances."""
+        """Half the number of distance embeddings."""
         return self.buckets or self.max_distance
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One encoder: layer norms behind each block, attention in both directions. Hashable."""
+    """One encoder: layer norms after each block, attention in both directions. Hashable."""
 
     model_type: str  # ``bert`` or ``deberta-v2``
     vocab_size: int  # V
@@ -75,49 +75,49 @@ class EncoderConfig:
     num_hidden_layers: int
     num_attention_heads: int  # N
     layer_norm_eps: float  # added to the variance in every norm
-    hidden_activation: EncoderActivation  # of the mlp
-    max_position_embeddings: int  # longest text in tokens
-    absolute_positions: bool  # there is an embedding of each position
+    hidden_activation: EncoderActivation  # activation of the mlp
+    max_position_embeddings: int  # maximum text length in tokens
+    absolute_positions: bool  # the model has position embeddings
     type_vocab_size: int  # number of token types; 0 for none
-    relative: RelativePositions | None  # distances in attention; None where there are none
+    relative: RelativePositions | None  # distances in attention; None without them
     pad_token_id: int | None
     num_labels: int  # outputs of the head; 0 without one
     architectures: tuple[str, ...]
     torch_dtype: str | None
-    ignored_keys: tuple[str, ...] = ()  # fields that have no meaning here; to be reported
+    ignored_keys: tuple[str, ...] = ()  # fields without meaning here; reported to the user
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
-    head: Head | None = None  # the read-out of a reward model; None for an encoder of single texts
-    prefix: str = ""  # what the names of the body's tensors start with
-    norm_names: tuple[str, str] = ("weight", "bias")  # how the two tensors of a layer norm are called
+    head: Head | None = None  # read-out of a reward model; None for an encoder of single texts
+    prefix: str = ""  # prefix of the body's tensor names
+    norm_names: tuple[str, str] = ("weight", "bias")  # names of the two tensors of a layer norm
 
     __repr__ = short_repr
 
     @property
     def head_dim(self) -> int:
-        """H, of each attention head."""
+        """H, the width of each attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def ignored(self) -> tuple[tuple[str, str], ...]:
-        """Patterns of the tensors that fill no parameter, each with the reason why."""
+        """Patterns of tensors that are not loaded, each with the reason."""
         return _IGNORED if self.absolute_positions else _UNUSED_POSITIONS + _IGNORED
 
     @property
     def flops_per_token(self) -> float:
-        """Twice the weights of all layers' matrices."""
+        """FLOPs per token: twice the number of weights in the layers' matrices."""
         width = self.hidden_size
         return 4.0 * self.num_hidden_layers * width * (2 * width + self.intermediate_size)
 
 
 def refuse_for_encoder(where: str, **options: object) -> None:
-    """For options that mean something to decoders alone.
+    """Reject options that apply only to decoders.
 
     Args:
-      where: the model, for messages.
-      options: as given, by name; None where not given.
+      where: Name of the model, for messages.
+      options: Options by name; None if not given.
 
     Raises:
-      CheckpointError: one of them is given.
+      CheckpointError: One of the options is given.
     """
     given = [name for name, value in options.items() if value is not None]
     if given:
@@ -127,15 +127,15 @@ def refuse_for_encoder(where: str, **options: object) -> None:
 
 
 def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig:
-    """The encoder that a raw ``config.json`` object describes, without a head.
+    """Parse the encoder, without a head, from a raw ``config.json`` object.
 
     Args:
-      raw: the JSON object.
-      where: what error messages start with, usually the path.
+      raw: JSON object.
+      where: Prefix of error messages, usually the path.
 
     Raises:
-      CheckpointError: another architecture, or a field that is missing, mistyped, inconsistent, or that
-        would change numbers in a way that is not followed here.
+      CheckpointError: The architecture is not an encoder, or a field is missing, mistyped, inconsistent, or would
+        change numbers in an unsupported way.
     """
     fields = FieldReader(raw, where)
     model_type = fields.text("model_type")

@@ -1,4 +1,4 @@
-"""Mixtures of experts: how many experts a layer has, how many a token takes, and their names in a checkpoint."""
+"""Mixtures of experts: experts per layer, experts per token, and names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from prb_jax.models.config.fields import FieldReader
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """Where a family keeps its experts, in ``config.json`` and in a checkpoint."""
+    """Names of a family's experts in ``config.json`` and in a checkpoint."""
 
     router: str = "mlp.gate"  # module of the router
     gate: str = "mlp.experts.{expert}.gate_proj"  # modules of one expert
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
-    merged_router: str = "mlp.gate"  # module of the router in files that keep all experts in one tensor
+    merged_router: str = "mlp.gate"  # module of the router in files with all experts in one tensor
     size: str = "moe_intermediate_size"  # field with the width of an expert
-    normalised: bool | None = None  # see `Experts.normalised`; None: the field ``norm_topk_prob`` says it
+    normalised: bool | None = None  # see `Experts.normalised`; None reads the field ``norm_topk_prob``
     gate_up: str = ""
-    """One tensor with gate and up of all experts [E, D, 2F], whose columns are interleaved; then ``down`` is of all
-    experts [E, F, D], too."""
+    """Tensor with gate and up of all experts [E, D, 2F], columns interleaved; ``down`` then also contains all experts
+    [E, F, D]."""
     biased: bool = False  # the router and the matrices of experts have biases
     clamped: bool = False  # the gated activation is clamped, see `Experts.limit`
-    shared: bool = False  # a shared expert of ``shared_expert_intermediate_size`` stands beside them
+    shared: bool = False  # the mixture has a shared expert of ``shared_expert_intermediate_size``
 
 
 QWEN_EXPERTS = ExpertNames()
@@ -53,37 +53,37 @@ GPT_OSS_EXPERTS = ExpertNames(
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The mlp of a layer, if it is a mixture of experts."""
+    """Mixture of experts, the mlp of a layer."""
 
     count: int  # E
-    chosen: int  # experts that each token takes
+    chosen: int  # experts per token
     size: int  # F of each expert
-    normalised: bool  # the weights of the chosen experts add up to 1
-    shared: int  # F of the expert that every token takes, times a gate of its own; 0 for none
+    normalised: bool  # weights of the chosen experts sum to 1
+    shared: int  # F of the shared expert, which every token takes and which has a separate gate; 0 for none
     names: ExpertNames
     limit: float | None = None
-    """Gates are cut above it, and up on both sides: then the activation is (up + 1) gate sigmoid(alpha gate)."""
+    """Clamp of the activation (up + 1) gate sigmoid(alpha gate): gate is clamped from above, up on both sides."""
     alpha: float = 1.0
 
     @property
     def active(self) -> int:
-        """F of all experts that one token takes."""
+        """Sum of F over the experts of one token."""
         return self.chosen * self.size + self.shared
 
 
 def parse_experts(
     fields: FieldReader, names: ExpertNames | None, absent: Mapping[str, Any]
 ) -> Experts | None:
-    """Read the mixture of experts of a family; None for families without one.
+    """Read the mixture of experts of a family; return None for families without one.
 
     Args:
-      fields: reader of the whole ``config.json``.
-      names: of the family.
-      absent: the family's values for fields that are not given.
+      fields: Reader of the whole ``config.json``.
+      names: Names of the family.
+      absent: The family's defaults for absent fields.
 
     Raises:
-      CheckpointError: a field is missing or mistyped, two spellings disagree, more experts are chosen than there are,
-        or some layers have no experts.
+      CheckpointError: A field is missing or mistyped, two spellings disagree, more experts are chosen than exist, or
+        some layers have no experts.
     """
     if names is None:
         return None

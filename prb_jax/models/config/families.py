@@ -1,7 +1,7 @@
-"""What each model family is, as far as ``config.json`` does not say it.
+"""Properties of model families that ``config.json`` does not contain.
 
-One row a family: the class name that reward-model checkpoints carry, the values transformers takes
-for fields that are absent, and the structural facts that are fixed in that family's code.
+One row per family: the class name in reward-model checkpoints, the defaults of transformers for absent
+fields, and the structural facts that are fixed in the family's code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,69 +20,65 @@ from prb_jax.models.config.fields import FieldReader
 from prb_jax.seams import get, names, usable_plugins
 
 ENCODERS = ("bert", "deberta-v2")
-"""Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2. They are behind a seam: see the `encoder` of
+"""Values of ``model_type`` that are encoders; DeBERTa-v3 uses the name of v2. Encoders are optional: see `encoder` in
 :mod:`prb_jax.seams`."""
 
 
 Norms = tuple[tuple[str, str], ...]
-"""The norms of a layer in the order of the forward pass: ``input_norm`` and ``post_attention_norm`` around attention,
-``mlp_norm`` and ``post_mlp_norm`` around the mlp; each with its name in a file of transformers."""
+"""Norms of a layer in forward order: ``input_norm`` and ``post_attention_norm`` around attention, ``mlp_norm`` and
+``post_mlp_norm`` around the mlp; each with its name in a file of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Facts about one ``model_type``."""
+    """Properties of one ``model_type``."""
 
-    architecture: str  # name of the class with a score head, as in ``architectures``
-    defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
+    architecture: str  # class with a score head, as in ``architectures``
+    defaults: Mapping[str, Any]  # transformers' defaults for absent fields (None: derived from other fields)
     windows: Literal["none", "every", "used", "refused", "upper", "unrotated", "pattern"]
-    """Which layers see only a sliding window: none, every one, every one by ``use_sliding_window``, none and
-    ``use_sliding_window`` is refused, by ``use_sliding_window`` and ``max_window_layers``, by ``use_sliding_window``
-    those without rope, or every layer but each n-th."""
-    window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
-    qkv_bias: bool | str = False  # q, k and v have biases; a string is the field that says so
-    output_bias: bool | str = False  # the same of o
-    mlp_bias: bool | str = False  # the same of gate, up and down
+    """Layers with a sliding window, in the order of the values: none; all; all if ``use_sliding_window``; none, and
+    ``use_sliding_window`` is refused; by ``use_sliding_window`` and ``max_window_layers``; the layers without rope if
+    ``use_sliding_window``; or all except each n-th."""
+    window_period: int = 0  # for ``pattern``: each layer number (from 1) divisible by this has full attention
+    qkv_bias: bool | str = False  # q, k and v have biases; a string names the field that decides
+    output_bias: bool | str = False  # same for o
+    mlp_bias: bool | str = False  # same for gate, up and down
     qk_norm: Literal["head", "width"] | None = (
-        None  # RMSNorm of q and k before rope, by head or over all heads
+        None  # RMSNorm of q and k before rope, per head or over all heads
     )
-    recurrent: bool = (
-        False  # some layers are of the gated delta rule, by ``layer_types`` (``linear_*`` fields)
-    )
+    recurrent: bool = False  # some layers use the gated delta rule, by ``layer_types`` (``linear_*`` fields)
     grouped_recurrence: bool = (
-        False  # their files hold queries, keys, values and gates head by head in one tensor
+        False  # files store their queries, keys, values and gates head by head in one tensor
     )
     attention_gate: bool = (
-        False  # attention's output is multiplied by the sigmoid of a gate, in ``q_proj`` too
+        False  # the attention output is multiplied by the sigmoid of a gate, stored in ``q_proj``
     )
     norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     wide_norms: bool = False  # norms multiply by w in float32
     centred_norms: bool = False  # norms multiply by 1 + w in float32
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
-    unused_rope_fields: tuple[str, ...] = ()  # fields of the rope that change nothing for text
-    interleaved_rope: bool = False  # pairs of rotated channels are neighbours
-    query_growth: bool = False  # queries grow with their position, by ``llama_4_scaling_beta`` of the rope
+    unused_rope_fields: tuple[str, ...] = ()  # fields of the rope that do not affect text
+    interleaved_rope: bool = False  # rotated pairs are adjacent channels
+    query_growth: bool = False  # queries are scaled by position, with ``llama_4_scaling_beta`` of the rope
     unrotated: Literal["none", "listed", "full"] = "none"
-    """Which layers have no rope: none, by ``no_rope_layers``, or the full layers beside sliding ones."""
-    fused: tuple[str, ...] = ()  # ``qkv_proj``, ``gate_up_proj``: one tensor for these matrices
-    local_theta: str | None = None  # sliding layers have their own rope, with theta in this field
-    softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
-    sinks: bool = False  # each head has a logit that takes weight in its softmax and gives nothing
+    """Layers without rope: none; by ``no_rope_layers``; or the full layers of a model with sliding layers."""
+    fused: tuple[str, ...] = ()  # matrices fused in one tensor: ``qkv_proj``, ``gate_up_proj``
+    local_theta: str | None = None  # field with the theta of a separate rope for sliding layers
+    softcaps_attention: bool = False  # ``attn_logit_softcapping`` is applied
+    sinks: bool = False  # each head has an attention sink: an extra softmax logit without a value
     layer: type[Any] | None = None
-    """Of a plug-in: its own subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer`."""
-    activation: str | None = (
-        None  # of such a layer: the only value of ``hidden_act``, which it computes itself
-    )
+    """Subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer` that a plug-in defines."""
+    activation: str | None = None  # the only ``hidden_act`` that a plug-in's layer supports
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of such a layer: further fields of ``config.json`` with their values where absent; `DecoderConfig.fields` has
-    what a file says."""
-    experts: ExpertNames | None = None  # the mlp is a mixture of experts with these names
-    softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
+    """Further fields of ``config.json`` for a plug-in's layer, with defaults; `DecoderConfig.fields` contains the
+    values of a file."""
+    experts: ExpertNames | None = None  # names of the mixture of experts, if the mlp is one
+    softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is applied to vocabulary logits
 
     @property
     def language_model(self) -> str:
-        """The name of the class with the same body and the head of a language model."""
+        """Name of the class with the same body and a language-model head."""
         body = self.architecture.removesuffix("ForSequenceClassification").removesuffix("Text")
         return f"{body}ForCausalLM"
 
@@ -137,10 +133,10 @@ def family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
     """Describe a family.
 
     Args:
-      name: what the names of its classes in transformers begin with, e.g. ``Llama``.
-      defaults: values for fields that ``config.json`` leaves out, the later ones first; those that most families share
-        need not be given.
-      facts: other fields of :class:`Family`.
+      name: Prefix of the family's class names in transformers, e.g. ``Llama``.
+      defaults: Values of fields absent from ``config.json``; later ones take precedence. Defaults shared by most
+        families may be omitted.
+      facts: Other fields of :class:`Family`.
     """
     merged = dict(_SHARED)
     for values in defaults:
@@ -276,7 +272,7 @@ _BUILTIN: Mapping[str, Family] = MappingProxyType(
 
 
 class _Families(Mapping[str, Family]):
-    """Families by ``model_type``: those of this package, then those of plug-ins of the kind "backbones"."""
+    """Families by ``model_type``: families of this package, then of plug-ins of the kind "backbones"."""
 
     def __getitem__(self, model_type: str) -> Family:
         if model_type in _BUILTIN:
@@ -297,7 +293,7 @@ FAMILIES: Mapping[str, Family] = _Families()
 
 
 _OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")
-# transformers' values for fields of "text_config" that Google's files leave out.
+# transformers' defaults for fields of "text_config" that Google's files omit.
 _GEMMA3_SIZES = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8,
@@ -315,10 +311,12 @@ _QWEN3_5_SIZES = {
 
 
 def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """The raw ``config.json`` of the text model in Gemma 3 or Qwen 3.5 with a vision tower; any other one as it is.
+    """Return the text model's part of the raw ``config.json`` of Gemma 3 or Qwen 3.5 with a vision tower.
+
+    Any other ``config.json`` is returned unchanged.
 
     Raises:
-      CheckpointError: the text model is not described.
+      CheckpointError: The text model is not described.
     """
     if raw.get("model_type") not in ("gemma3", "qwen3_5"):
         return raw
@@ -340,15 +338,15 @@ def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def is_encoder(raw: Mapping[str, Any]) -> bool:
-    """Whether a raw ``config.json`` is one of an encoder known here."""
+    """Return True if a raw ``config.json`` describes a known encoder."""
     return raw.get("model_type") in ENCODERS
 
 
 def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
-    """For what needs a decoder: training, conversion.
+    """Reject an encoder for uses that require a decoder: training, conversion.
 
     Raises:
-      CheckpointError: the raw ``config.json`` is that of an encoder.
+      CheckpointError: The raw ``config.json`` describes an encoder.
     """
     if is_encoder(raw):
         named = raw.get("architectures") or [raw["model_type"]]

@@ -9,9 +9,9 @@ from typing import Any
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models import DTYPES
 
-MOST_LAYERS = 4096  # tables with an entry a layer are made before the layers of the weights are counted
-LARGEST_INTEGER = 2**53  # a float holds all of them
-LARGEST_NUMBER = 3.4028234663852886e38  # of float32
+MOST_LAYERS = 4096  # tables with one entry per layer are built before the layers of the weights are counted
+LARGEST_INTEGER = 2**53  # floats represent all integers up to this value
+LARGEST_NUMBER = 3.4028234663852886e38  # largest float32
 LARGEST_EPSILON = 1.0  # a larger one would drown the values that a norm divides by
 
 _STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -30,21 +30,21 @@ WITHOUT_EFFECT = frozenset(_BOOKKEEPING.split())
 
 @dataclass(frozen=True)
 class FieldReader:
-    """Reads fields of one JSON object and remembers which ones were read.
+    """Reader of fields of one JSON object; records which fields were read.
 
-    Without a default a field must be there. A null is taken for an absent field, but for the ``optional_`` readers,
-    of which null has its own meaning.
+    A field without a default is required. Null counts as absent, except in the ``optional_`` readers, where null has a
+    meaning.
     """
 
     raw: Mapping[str, Any]
     where: str
-    """What messages start with, usually the path."""
+    """Prefix of messages, usually the path."""
     prefix: str = ""
-    """What is put before the names of fields in messages."""
+    """Prefix of field names in messages."""
     read: set[str] = field(default_factory=set)
 
     def error(self, name: str, expected: str, *, found: Any = None) -> CheckpointError:
-        """The error for field ``name``; ``found`` defaults to the value in the file."""
+        """Return the error for field ``name``; ``found`` defaults to the value in the file."""
         if found is None and name not in self.raw:
             return CheckpointError(
                 f"{self.where}: field '{self.prefix}{name}' is missing: expected {expected}"
@@ -55,12 +55,12 @@ class FieldReader:
         )
 
     def value(self, name: str) -> Any:
-        """The field as it stands, or None."""
+        """Return the raw value of the field, or None."""
         self.read.add(name)
         return self.raw.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the field is present and not null; it then counts as read."""
+        """Return True if the field is present and not null; it then counts as read."""
         return self.value(name) is not None
 
     def integer(
@@ -71,7 +71,7 @@ class FieldReader:
         minimum: int | None = 1,
         maximum: int = LARGEST_INTEGER,
     ) -> int:
-        """An integer of at least ``minimum`` (no bound when None) and at most ``maximum``."""
+        """Return an integer of at least ``minimum`` (unbounded if None) and at most ``maximum``."""
         expected = "an integer" if minimum is None else f"an integer of at least {minimum}"
         value = self._present(name, default, expected)
         if type(value) is not int or (minimum is not None and value < minimum):
@@ -83,7 +83,7 @@ class FieldReader:
     def optional_integer(
         self, name: str, *, default: int | None = None, minimum: int | None = 1
     ) -> int | None:
-        """As :meth:`integer`, but an explicit null is None, and so is an absent field without default."""
+        """Same as :meth:`integer`, but return None for an explicit null, or for an absent field without default."""
         return self.integer(name, default=default, minimum=minimum) if self._given(name, default) else None
 
     def number(
@@ -94,7 +94,7 @@ class FieldReader:
         positive: bool = True,
         maximum: float = LARGEST_NUMBER,
     ) -> float:
-        """A finite number of at most ``maximum`` (an integer is one too), by default above zero."""
+        """Return a finite number (or integer) of at most ``maximum``, by default above zero."""
         expected = "a number above 0" if positive else "a number"
         value = self._present(name, default, expected)
         if type(value) not in (int, float) or value != value or (positive and value <= 0):
@@ -104,32 +104,32 @@ class FieldReader:
         return float(value)
 
     def optional_number(self, name: str, *, default: float | None = None) -> float | None:
-        """As :meth:`number`, but an explicit null is None, and so is an absent field without default."""
+        """Same as :meth:`number`, but return None for an explicit null, or for an absent field without default."""
         return self.number(name, default=default) if self._given(name, default) else None
 
     def numbers(self, name: str, *, count: int) -> tuple[float, ...]:
-        """A list of so many finite numbers above zero."""
+        """Return a list of ``count`` finite numbers above zero."""
         values = self.value(name)
         if not isinstance(values, list) or len(values) != count:
             raise self.error(name, f"a list of {count} numbers")
         return tuple(FieldReader({name: value}, self.where, self.prefix).number(name) for value in values)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self._present(name, default, "true or false")
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def text(self, name: str, *, default: str | None = None) -> str:
-        """A non-empty string."""
+        """Return a non-empty string."""
         value = self._present(name, default, "a string")
         if not isinstance(value, str) or not value:
             raise self.error(name, "a string")
         return value
 
     def like(self, name: str, *, default: Any) -> Any:
-        """A number, a string, or true or false, of the type of its default; a whole number for any number."""
+        """Return a number, string or boolean of the default's type; an integer is also accepted for a float."""
         value = self.value(name)
         if value is None:
             return default
@@ -139,7 +139,7 @@ class FieldReader:
         return kind(value)
 
     def architectures(self) -> tuple[str, ...]:
-        """The names of the checkpoint's classes; empty where it names none."""
+        """Return the names of the checkpoint's classes; empty if the file has none."""
         names = self.value("architectures")
         if names is not None and not (
             isinstance(names, list) and all(isinstance(name, str) for name in names)
@@ -148,7 +148,8 @@ class FieldReader:
         return tuple(names or ())
 
     def num_labels(self) -> int:
-        """From ``id2label`` or ``num_labels``; transformers writes neither for its default of 2."""
+        """Return the number of labels from ``id2label`` or ``num_labels``; transformers omits both for its default of
+        2."""
         labels = self.value("id2label")
         if labels is None:
             return self.integer("num_labels", default=2)
@@ -160,7 +161,7 @@ class FieldReader:
         return count
 
     def dtype(self) -> str | None:
-        """``dtype`` (transformers 5) or ``torch_dtype``; the first wins, as in transformers."""
+        """Return ``dtype`` (transformers 5) or ``torch_dtype``; the first takes precedence, as in transformers."""
         names = [name for name in ("dtype", "torch_dtype") if self.has(name)]
         if not names:
             return None
@@ -170,13 +171,13 @@ class FieldReader:
         return dtype
 
     def refuse_unless(self, neutral: Mapping[str, Any]) -> None:
-        """Refuse fields that would change numbers in a way that is not followed here.
+        """Reject fields that would change numbers in an unsupported way.
 
         Args:
-          neutral: the only value that each such field may have.
+          neutral: The only value that each such field may have.
 
         Raises:
-          CheckpointError: quantised weights, or another value; names the field.
+          CheckpointError: The weights are quantised, or a field has another value; the message names the field.
         """
         for name in ("quantization_config", "compression_config"):
             described = self.value(name) if self.has(name) else None
@@ -184,7 +185,7 @@ class FieldReader:
             in_four_bits = (
                 method == "bitsandbytes" and isinstance(described, Mapping) and described.get("load_in_4bit")
             )
-            # The scales of these are read with the weights.
+            # The scales of these formats are read with the weights.
             if self.has(name) and method not in ("fp8", "mxfp4") and not in_four_bits:
                 raise CheckpointError(
                     f"{self.where}: field '{name}': quantised weights ({method or 'of no named method'}) are not "
@@ -206,10 +207,10 @@ class FieldReader:
 
 
 def choose_dtype(asked: str | None, stored: str | None, *, where: str) -> str:
-    """The dtype to compute in: the one asked for, else the checkpoint's (bfloat16 for float16 ones).
+    """Return the dtype to compute in: the requested one, else the checkpoint's (bfloat16 for float16).
 
     Raises:
-      CheckpointError: one that is not of :data:`DTYPES` was asked for.
+      CheckpointError: The requested dtype is not in :data:`DTYPES`.
     """
     if asked is None:
         return "float32" if stored in (None, "float32", "float64") else "bfloat16"

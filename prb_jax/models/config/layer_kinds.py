@@ -1,4 +1,4 @@
-"""Which layers of a decoder see only a sliding window, and which turn queries and keys by their positions."""
+"""Layers of a decoder with sliding windows, and layers with rotary embeddings."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from prb_jax.models.config.fields import FieldReader
 _SLIDES = {"full_attention": False, "sliding_attention": True}
 
 ATTENTION, RECURRENT = "full_attention", "linear_attention"
-"""How a layer mixes tokens: by softmax attention (of sliding layers too), or by a recurrent state. Names as in
-``layer_types``."""
+"""Token mixers: softmax attention (also for sliding layers), or a recurrent state. Names as in ``layer_types``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKinds:
-    """What differs between the layers of a decoder."""
+    """Differences between the layers of a decoder."""
 
-    window: int | None  # in tokens, of sliding layers; None where there is none
-    slides: tuple[bool, ...]  # for each layer, whether it attends to the window only
-    rotates: tuple[bool, ...]  # for each layer, whether it has a rotary embedding
+    window: int | None  # window of sliding layers in tokens; None without sliding layers
+    slides: tuple[bool, ...]  # True for each layer that attends only to the window
+    rotates: tuple[bool, ...]  # True for each layer with a rotary embedding
 
 
 def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKinds:
-    """Read what differs between layers.
+    """Read the differences between layers.
 
     Raises:
-      CheckpointError: a list of another length or with unknown entries, or sliding layers without a window.
+      CheckpointError: A list has the wrong length or unknown entries, or sliding layers have no window.
     """
     rotates = (True,) * layers
     if family.unrotated == "listed":
@@ -35,7 +34,7 @@ def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKin
     if family.windows == "refused" and fields.flag("use_sliding_window", default=False):
         raise fields.error("use_sliding_window", "false, as sliding windows are not supported in this family")
     if family.windows == "refused":
-        fields.value("sliding_window")  # of no use then, and 0 in files of transformers 5
+        fields.value("sliding_window")  # mark as read: unused here, and 0 in files of transformers 5
         if any(_listed_windows(fields, layers=layers) or ()):
             raise fields.error("layer_types", "'full_attention' for every layer, or no such field")
     if family.windows in ("none", "refused"):
@@ -59,7 +58,7 @@ def _windows(
     if family.windows in ("every", "used"):
         uniform = (window is not None,) * layers
         if slides is not None and slides != uniform:
-            # transformers warns and then ignores the list for this family.
+            # transformers ignores the list for this family, with a warning.
             kind = "sliding_attention" if window is not None else "full_attention"
             raise fields.error(
                 "layer_types", f"'{kind}' for every layer (as sliding_window says), or no such field"
@@ -83,10 +82,10 @@ def _windows(
 
 
 def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[str, ...]:
-    """Read how each layer mixes tokens: :data:`ATTENTION` or :data:`RECURRENT`.
+    """Read the token mixer of each layer: :data:`ATTENTION` or :data:`RECURRENT`.
 
     Raises:
-      CheckpointError: a list of another length or with unknown entries.
+      CheckpointError: A list has the wrong length or unknown entries.
     """
     if not family.recurrent:
         return (ATTENTION,) * layers
@@ -110,7 +109,7 @@ def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[s
 
 
 def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
-    """The field ``layer_types`` as flags, or None where it is absent."""
+    """Return the field ``layer_types`` as flags, or None if it is absent."""
     listed = fields.value("layer_types")
     if listed is None:
         return None
@@ -124,7 +123,7 @@ def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | N
 
 
 def _listed_rotations(fields: FieldReader, family: Family, *, layers: int) -> tuple[bool, ...]:
-    """The field ``no_rope_layers``, in which 1 is a layer with rope; where it is absent each n-th layer has none."""
+    """Return the field ``no_rope_layers``, in which 1 means rope; if absent, each n-th layer has no rope."""
     listed = fields.value("no_rope_layers")
     period = fields.integer("no_rope_layer_interval", default=family.defaults["no_rope_layer_interval"])
     if listed is None:

@@ -1,1 +1,1 @@
-"""How open reward models turn hidden states into one reward: primitives, and a row for each model family."""
+"""Read-outs of open reward models, from hidden states to one reward: primitives, and a row for each model family."""

@@ -1,4 +1,4 @@
-"""Several objectives mixed by a gate: the read-out of ArmoRM, QRM, URM and LDL."""
+"""Read-out with several objectives and a gate: ArmoRM, QRM, URM and LDL."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from prb_jax.models.readouts.heads import Stack, at_pattern, check_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """Several objectives at the read position, mixed by weights: sum_k gate_k value_k."""
+    """Weighted sum of several objectives at the read position: sum_k gate_k value_k."""
 
-    objectives: Stack  # gives k times q numbers, q for each objective
-    per_objective: int | str = 1  # q, or the field of ``config.json`` that says it
-    # what the q numbers say of an objective: its value (``one``, q is 1), quantiles of it (``mean``), mean and
-    # spread of a normal distribution (``first``), or logits of q bins between 0 and 1 (``bins``)
+    objectives: Stack  # returns k times q numbers, q per objective
+    per_objective: int | str = 1  # q, or the field of ``config.json`` with q
+    # meaning of an objective's q numbers: its value (``one``, q is 1), quantiles (``mean``), mean and spread of a
+    # normal distribution (``first``), or logits of q bins between 0 and 1 (``bins``)
     value: Literal["one", "mean", "first", "bins"] = "one"
-    # name of a matrix [k, k] that values are multiplied with (value row times matrix)
+    # name of a matrix [k, k] that multiplies the values (value row times matrix)
     transform: str | None = None
-    gate: Stack | None = None  # gives k weights from a state; None where they are fixed
-    weights: tuple[float, ...] = ()  # the fixed weights
-    # ids whose last occurrence, at its first token, is where the gate reads (the end of the user's turn); by
-    # model_type. Empty: the read position.
+    gate: Stack | None = None  # returns k weights from a state; None for fixed weights
+    weights: tuple[float, ...] = ()  # fixed weights
+    # ids by model_type: the gate reads at the first token of their last occurrence (the end of the user's turn).
+    # Empty: the read position.
     gate_at: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    temperature: float | None = None  # the gate ends in a softmax of its outputs over this; None: no softmax
+    temperature: float | None = None  # temperature of the softmax over the gate's outputs; None: no softmax
     temperature_field: str | None = None  # field of ``config.json`` that replaces ``temperature``
-    softmax_field: str | None = None  # field of ``config.json`` without which there is no softmax after all
-    scale: str | None = None  # name of a tensor [1] that the gate is multiplied with
+    softmax_field: str | None = None  # field of ``config.json`` that enables the softmax
+    scale: str | None = None  # name of a tensor [1] that multiplies the gate
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Gated:
         width = config["hidden_size"]
@@ -78,7 +78,7 @@ class Gated:
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """The ids at which a bound head's gate reads; empty where it reads at the read position."""
+        """Return the ids at which a bound head's gate reads; empty if it reads at the read position."""
         return self.gate_at[0][1] if self.gate_at else ()
 
     def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:

@@ -1,8 +1,8 @@
-"""The read-outs of open reward models as small declarative pieces.
+"""Read-outs of open reward models as small declarative pieces.
 
-A head names its tensors and computes float32 values [B, K, n] from `States`. What it is made of
-is declared in :mod:`prb_jax.models.readouts.registry` (the head of several objectives is in
-:mod:`prb_jax.models.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`).
+A head names its tensors and computes float32 values [B, K, n] from `States`. Heads are assembled in
+:mod:`prb_jax.models.readouts.registry`; the head with several objectives is in
+:mod:`prb_jax.models.readouts.gated`. Sizes come from the checkpoint (:meth:`Head.bound`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def at_pattern(states: States, pattern: tuple[int, ...]) -> jax.Array:
-    """Return float32 [S, M, D], the state at the first token of the last occurrence of ``pattern``.
+    """Return the state at the first token of the last occurrence of ``pattern``, float32 [S, M, D].
 
-    It is looked for in each whole conversation; where it does not occur the state is NaN.
+    The whole conversation is searched; without an occurrence the state is NaN.
     """
     batch = states.whole
     tokens, previous = jnp.asarray(batch.tokens), jnp.asarray(batch.previous)
@@ -43,14 +43,14 @@ def at_pattern(states: States, pattern: tuple[int, ...]) -> jax.Array:
 
 
 def along(states: States, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Return a value of every column, and in which of them ``token`` stands in each conversation.
+    """Return a value for every column, and a mask of the columns with ``token`` in each conversation.
 
     Args:
-      token: an id.
-      value: float32 states [..., D] to values [...].
+      token: Token id.
+      value: Function from float32 states [..., D] to values [...].
 
     Returns:
-      float32 and bool [S, M, N]; columns of a conversation are in its order.
+      float32 and bool [S, M, N]; the columns of a conversation are in order.
     """
     values = value(states.norm(states.hidden.astype(jnp.float32)))
     batch = states.whole
@@ -59,7 +59,7 @@ def along(states: States, token: int, value: Callable[[jax.Array], jax.Array]) -
 
 
 def _conversations(batch: StreamBatch) -> jax.Array:
-    """bool [S, M, N]: which tokens belong to the conversation of each read place."""
+    """Return a mask of the tokens in the conversation of each read place, bool [S, M, N]."""
     end = jnp.asarray(batch.ends)[:, :, None]
     return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
 
@@ -67,10 +67,10 @@ def _conversations(batch: StreamBatch) -> jax.Array:
 def check_tensor(
     stored: Shapes, key: str, shape: Sequence[int | None], *, where: str, what: str
 ) -> tuple[int, ...]:
-    """Return the shape of a tensor of a head; None in the expected one stands for any size.
+    """Return the shape of a tensor of a head; None in the expected shape allows any size.
 
     Raises:
-      CheckpointError: the tensor is missing, or has another shape.
+      CheckpointError: The tensor is missing or has another shape.
     """
     if (found := stored.get(key)) is None:
         raise CheckpointError(
@@ -87,12 +87,12 @@ Activation = Literal["relu", "selu", "leaky_relu"]
 
 _ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "leaky_relu": jax.nn.leaky_relu}
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
-_BATCH_NORM_EPS = 1e-5  # torch's
+_BATCH_NORM_EPS = 1e-5  # default of torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One linear layer of a checkpoint: ``name``.weight [outputs, inputs], and what else there is of it."""
+    """One linear layer of a checkpoint: ``name``.weight [outputs, inputs], with optional bias and batch norm."""
 
     name: str
     inputs: int
@@ -103,29 +103,29 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Linear layers with an activation between them: ``prefix``.0, ``prefix``.2, ...; or one, ``prefix``.
+    """Linear layers with activations between them: ``prefix``.0, ``prefix``.2, ...; or a single layer, ``prefix``.
 
-    It is declared by the names of its tensors alone: their number and sizes are read from the checkpoint. A batch norm,
-    known by its running statistics, belongs to the layer before it and acts after the activation.
+    Only the prefix of its tensor names is declared; number and sizes of layers come from the checkpoint. A batch norm,
+    recognised by its running statistics, belongs to the layer before it and is applied after the activation.
     """
 
-    prefix: str  # what the names of its tensors start with
-    activation: Activation = "relu"  # after every layer but the last
-    layers: tuple[Layer, ...] = ()  # as found in the checkpoint; empty until :meth:`bound`
+    prefix: str  # prefix of its tensor names
+    activation: Activation = "relu"  # after every layer except the last
+    layers: tuple[Layer, ...] = ()  # layers in the checkpoint; empty until :meth:`bound`
 
     def bound(
         self, stored: Shapes, *, width: int, where: str, what: str, outputs: int | None = None
     ) -> Stack:
-        """The stack as the checkpoint has it.
+        """Return the stack with the layers of the checkpoint.
 
         Args:
-          stored: shapes of all tensors by name.
-          width: of what goes in.
-          where, what: the checkpoint and the read-out, for messages.
-          outputs: how many it must have, if that is known.
+          stored: Shapes of all tensors by name.
+          width: Width of the input.
+          where, what: Names of the checkpoint and the read-out, for messages.
+          outputs: Expected number of outputs, if known.
 
         Raises:
-          CheckpointError: no such tensors, or layers that do not fit each other; names the tensor.
+          CheckpointError: The tensors are missing, or layers do not fit each other; the message names the tensor.
         """
         layers: list[Layer] = []
         size = width
@@ -163,7 +163,7 @@ class Stack:
         return self.layers[-1].outputs
 
     def tensors(self) -> tuple[HeadTensor, ...]:
-        """Everything that it reads from the checkpoint."""
+        """Return all tensors that the stack reads from the checkpoint."""
         tensors: list[HeadTensor] = []
         for layer in self.layers:
             vectors = [f"{layer.name}.bias"] if layer.bias else []
@@ -175,7 +175,7 @@ class Stack:
         return tuple(tensors)
 
     def __call__(self, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
-        """x float32 [..., width] -> float32 [..., outputs]."""
+        """Apply the stack to x float32 [..., width]: float32 [..., outputs]."""
         for number, layer in enumerate(self.layers):
             bias = params[f"{layer.name}.bias"] if layer.bias else None
             x = dense(x, params[f"{layer.name}.weight"], bias)
@@ -191,7 +191,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class _OneStack(ReadsAnything):
-    """A head that is one stack of layers, with so many outputs."""
+    """A head that consists of one stack of layers, with a fixed number of outputs."""
 
     stack: Stack
 
@@ -207,10 +207,10 @@ class _OneStack(ReadsAnything):
 
 @dataclass(frozen=True)
 class Mlp(_OneStack):
-    """A stack of layers with one output, at the read position."""
+    """A stack of layers with one output, applied at the read position."""
 
     depth_field: str | None = None
-    """Field of ``config.json`` with the number of hidden layers, checked where it is present."""
+    """Field of ``config.json`` with the number of hidden layers, checked if present."""
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
         bound = super().bound(stored, config, where=where, what=what)
@@ -231,12 +231,14 @@ class Mlp(_OneStack):
 
 @dataclass(frozen=True)
 class Pooled(ReadsAnything):
-    """A pooler and a classifier over the state of an encoder's first token: W2 act(W1 x + b1) + b2."""
+    """Pooler and classifier on the state of an encoder's first token: W2 act(W1 x + b1) + b2."""
 
     # pooler, classifier: names of the two linear layers
     pooler: str = "pooler.dense"
     classifier: str = "classifier"
-    activation: EncoderActivation = "gelu"  # between them; the field ``pooler_hidden_act`` of ``config.json``
+    activation: EncoderActivation = (
+        "gelu"  # activation between them: field ``pooler_hidden_act`` of ``config.json``
+    )
     # width, labels: D, n; 0 until :meth:`bound`
     width: int = 0
     labels: int = 0
@@ -270,20 +272,20 @@ class Pooled(ReadsAnything):
 
 
 Together = Literal["product", "min", "mean", "last"]
-"""How the values of a response's steps can become one reward."""
+"""Reductions of the values of a response's steps to one reward."""
 
 
 @dataclass(frozen=True)
 class Steps(_OneStack):
-    """Two labels at every step marker: the softmax probability of the second, put together over the steps.
+    """Process reward: softmax probability of the second of two labels at every step marker, reduced over steps.
 
-    The stack gives the two logits.
+    The stack computes the two logits.
     """
 
     marker: int  # id of the token that ends a step
     marker_text: str = ""  # its text, if the row of the model fixes it
-    # ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a model is its
-    # default; ``--readout ROW:min`` and the like choose another.
+    # ``product``, ``min`` or ``mean`` over all steps, or the ``last`` step. The default is the published choice
+    # of a model; ``--readout ROW:min`` etc. choose another.
     together: Together = "product"
 
     outputs: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""Open a language model: a policy, a judge or features; headers of weights are read, and no weights."""
+"""Opening of a language model as policy, judge or feature extractor; reads headers of weight files but no weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.row import ModelRow
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
-"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+"""Row of a ``*ForCausalLM``; not in the table because it has no reward."""
 
 
 def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
-    """Open a ``*ForCausalLM``; headers of weights are read, and no weights.
+    """Open a ``*ForCausalLM``; reads headers of weight files but no weights.
 
     Args:
-      model: a folder or hub id.
-      options: the user's choices; ``readout`` has no meaning here.
+      model: Folder or hub id.
+      options: Options of the user; ``readout`` is ignored.
 
     Raises:
-      CheckpointError: it is no causal language model, or cannot be used as it is.
+      CheckpointError: The model is not a causal language model, or cannot be used.
     """
     folder = located(model, options)
     where, raw = str(folder.path / "config.json"), read_raw_config(folder.path)
@@ -58,11 +58,11 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
 def open_reward_or_language_model(
     model: str | Path | ModelFolder, options: LoadOptions
 ) -> tuple[OpenedModel, str]:
-    """Open a reward model; or, where the model is only a ``*ForCausalLM``, the language model with the reason why it is
-    not a reward model.
+    """Open a reward model. If the model is only a ``*ForCausalLM``, open the language model instead and return the
+    reason why it is not a reward model.
 
     Raises:
-      CheckpointError: it is neither, or cannot be used as it is.
+      CheckpointError: The model is neither, or cannot be used.
     """
     folder = located(model, options)
     raw = read_raw_config(folder.path)

@@ -1,4 +1,4 @@
-"""A loaded reward model as a `flax.nnx` module: what it computes, for batches and for plain sequences."""
+"""A loaded reward model as a `flax.nnx` module, for batches and plain sequences."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The static settings of a reward model, which are not parameters."""
+    """Static settings of a reward model."""
 
     mesh: Mesh
-    dtype: jnp.dtype  # of activations
+    dtype: jnp.dtype  # dtype of activations
     readout: (
         str | None
-    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.rules`
+    )  # reduction of the head's values to a reward; see :mod:`prb_jax.models.readouts.rules`
     attention: StreamAttention | None = None  # over packed streams; None for an encoder
 
 
@@ -47,11 +47,11 @@ class RewardModule(HeadedDecoder):
     """A reward model: a decoder with its head. Build with :attr:`prb_jax.scoring.reward_model.RewardModel.module`.
 
     Args:
-      config: architecture and head.
-      program: static settings.
-      layers: names of arrays of the layers, those of adapters and of scales of quantised matrices too.
-      rngs: for random weights.
-      dtype: of the parameters.
+      config: Architecture and head.
+      program: Static settings.
+      layers: Names of the layers' arrays, including adapters and scales of quantised matrices.
+      rngs: Generators for random weights.
+      dtype: Dtype of the parameters.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class RewardModule(HeadedDecoder):
         attention_mask: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
     ) -> jax.Array:
-        """Return the rewards of a batch; or of tokens, as trainers such as tunix call a reward model of theirs.
+        """Return the rewards of a batch, or of tokens as trainers such as tunix call a reward model.
 
         Args:
-          inputs: a batch of `RewardModel.batch`; or tokens int32 [B, T].
-          positions: not used; they follow from what is padding.
-          cache: always None.
-          attention_mask: of tokens, bool [B, T, T]: padding sees nothing of itself.
-          segment_ids: of tokens with such a mask, int32 [B, T], 0 for padding.
+          inputs: Batch from `RewardModel.batch`, or tokens int32 [B, T].
+          positions: Ignored; positions follow from the padding.
+          cache: Must be None.
+          attention_mask: Mask of tokens, bool [B, T, T]; padding does not see itself.
+          segment_ids: Segments of tokens with such a mask, int32 [B, T], 0 for padding.
 
         Returns:
-          float32 [B, K]; of tokens [B, T, 1], after each token the reward of the conversation up to it.
+          Rewards float32 [B, K]; for tokens [B, T, 1], the reward of the conversation up to each token.
 
         Raises:
-          ValueError: tokens with a cache, or several segments in a row.
+          ValueError: Tokens come with a cache, or a row has several segments.
         """
         if isinstance(inputs, StreamBatch):
             return self._rewards(inputs)
@@ -105,21 +105,21 @@ class RewardModule(HeadedDecoder):
         real = jnp.ones(tokens.shape, bool)
         if attention_mask is not None:
             real = jnp.diagonal(attention_mask.astype(bool), axis1=1, axis2=2)
-        # Padding goes to the right of each row, and the rewards back to where the tokens stood.
+        # Move padding to the right of each row, then move the rewards back to the tokens' positions.
         order = jnp.argsort(~real, axis=1, stable=True)
         batch = self._plain(jnp.take_along_axis(tokens, order, axis=1), every=True)
         rewards = self._rewards(batch)[: tokens.shape[0], : tokens.shape[1]]
         return jnp.take_along_axis(rewards, jnp.argsort(order, axis=1), axis=1)[..., None]
 
     def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Return the rewards float32 [B] of plain sequences, each a whole conversation.
+        """Return the rewards float32 [B] of plain sequences, each a complete conversation.
 
         Args:
-          tokens: int32 [B, T], padded on the right.
-          lengths: int32 [B], tokens of each sequence, 1 to T; the reward of another length is NaN.
+          tokens: Tokens int32 [B, T], padded on the right.
+          lengths: Number of tokens of each sequence, int32 [B], 1 to T; the reward for another length is NaN.
 
         Raises:
-          ValueError: T is more than the model was made for.
+          ValueError: T exceeds the model's number of positions.
         """
         tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
         batch = self._plain(tokens, every=False)
@@ -139,7 +139,7 @@ class RewardModule(HeadedDecoder):
         return on_any_mesh(run, program.mesh)(arrays(self), batch)
 
     def _plain(self, tokens: jax.Array, *, every: bool) -> StreamBatch:
-        """Streams of one conversation each, which is as long as the stream; `every` token is read, or the first."""
+        """Return streams of one conversation each, as long as the stream; read `every` token, or only the first."""
         attention, (rows, length) = self.program.attention, tokens.shape
         check_length(self.config, length)
         assert attention is not None
@@ -165,7 +165,7 @@ class RewardModule(HeadedDecoder):
 
 
 def check_length(config: Config, length: int) -> None:
-    """Raise ValueError for rows of more tokens than a model has positions."""
+    """Raise ValueError if rows have more tokens than the model has positions."""
     if length > config.max_position_embeddings:
         raise ValueError(f"tokens: expected at most {config.max_position_embeddings} a row, found {length}")
 
@@ -173,7 +173,7 @@ def check_length(config: Config, length: int) -> None:
 def reward_module(
     config: Config, params: Mapping[str, Any], **settings: Any
 ) -> RewardModule | PairRewardModule:
-    """Return the module of a reward model around its arrays; settings of its `Program`."""
+    """Return a reward model as a module with these arrays; `settings` are fields of its `Program`."""
     program = Program(**settings)
     if isinstance(config, DecoderConfig):
         make: Any = functools.partial(RewardModule, config, layers=frozenset(params["layers"]))

@@ -1,4 +1,4 @@
-"""The read-out that a user names by ``--readout``."""
+"""Read-outs named by ``--readout``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS = re.compile(rf"(steps:(\d{{1,9}}))(?::({'|'.join(Steps.ways)}))?")
 
 
 def named_row(readout: str) -> ModelRow:
-    """Return the row that a user names; CheckpointError for an unknown one."""
+    """Return the row with this name; CheckpointError for an unknown name."""
     rows = known_rows(readout)
     steps = {
         f"{row.name}:{way}": replace(row, head=replace(cast(Any, row.head), together=way))

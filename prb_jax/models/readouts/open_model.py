@@ -1,4 +1,4 @@
-"""One way to open a model: everything that is known of it before a weight is read."""
+"""Opening of a model: everything known before weights are read."""
 
 from __future__ import annotations
 
@@ -32,30 +32,29 @@ if TYPE_CHECKING:
 class OpenedModel:
     """A model before its weights are read. Build with :func:`open_model`."""
 
-    folder: ModelFolder  # where it lies
-    options: LoadOptions  # how it was asked for
-    body: ResolvedModel | EncoderFolder  # the decoder, or the encoder with its tensors
-    row: ModelRow  # of the table of reward models
-    # the rule that turns the outputs of the head into one reward, see
+    folder: ModelFolder  # location of the files
+    options: LoadOptions  # options of the user
+    body: ResolvedModel | EncoderFolder  # decoder, or encoder with its tensors
+    row: ModelRow  # row of the table of reward models
+    # rule that reduces the outputs of the head to one reward; see
     # :func:`prb_jax.models.readouts.rules.choose_readout`
     labels: str
-    # False for a head with several labels where nobody named the one that is the reward: ``labels`` is then the
-    # rule of the paper protocol
+    # False for a head with several labels without a named rule: ``labels`` is then the rule of the paper protocol
     labels_named: bool
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Name given by the user."""
         return self.folder.name
 
     @property
     def config(self) -> Config:
-        """The architecture."""
+        """Architecture of the model."""
         return self.body.config
 
     @property
     def decoder(self) -> ResolvedModel:
-        """The body of a model that has to be a decoder; CheckpointError for an encoder."""
+        """Body of a decoder; CheckpointError for an encoder."""
         if not isinstance(self.body, ResolvedModel):
             refuse_encoder(self.config.original, where=str(self.folder.path / "config.json"))
         assert isinstance(self.body, ResolvedModel)
@@ -63,51 +62,51 @@ class OpenedModel:
 
     @property
     def encoder(self) -> EncoderFolder:
-        """The body of a model that is an encoder."""
+        """Body of an encoder."""
         assert not isinstance(self.body, ResolvedModel)
         return self.body
 
     @property
     def readout(self) -> str:
-        """The read-out by name, as ``--readout`` takes it."""
+        """Name of the read-out, in the form of ``--readout``."""
         if isinstance(self.body, ResolvedModel):
             return self.body.readout or self.labels
         return self.row.name if self.labels == "logit" else self.labels
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of weights and activations: as asked for, or that of the checkpoint."""
+        """Dtype of weights and activations: the requested one, or the dtype of the checkpoint."""
         return choose_dtype(self.options.dtype, self.config.torch_dtype, where=self.name)
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices."""
+        """Mesh of devices."""
         return as_mesh(self.options.mesh)
 
     @cached_property
     def tokenizer_folder(self) -> ModelFolder:
-        """The folder of the tokenizer: the model's own, or the one that the user named."""
+        """Folder of the tokenizer: the model's folder, or the one named by the user."""
         return self.folder if self.options.tokenizer is None else locate(self.options.tokenizer)
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        """Revision and file fingerprints, of another tokenizer too, for ``run.json``."""
+        """Revision and file fingerprints, including a separate tokenizer, for ``run.json``."""
         named = self.options.tokenizer is not None
         return describe(self.folder) | ({"tokenizer": describe(self.tokenizer_folder)} if named else {})
 
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
-        """Load the tokenizer, under the rules of the model's read-out.
+        """Load the tokenizer with the text rules of the model's read-out.
 
         Raises:
-          CheckpointError: it cannot be loaded, or is another model's.
+          CheckpointError: The tokenizer cannot be loaded, or belongs to another model.
         """
         return self.chat() if isinstance(self.body, ResolvedModel) else self.pairs()
 
     def chat(self) -> ChatTokenizer:
-        """Load the tokenizer of a decoder; errors as of :meth:`tokenizer`.
+        """Load the tokenizer of a decoder; for errors see :meth:`tokenizer`.
 
-        Tokens added to it may lie beyond the embeddings (a padding token often does): a conversation that holds one is
-        refused where it occurs.
+        Added tokens, often a padding token, may have ids beyond the embeddings. A conversation that contains such a
+        token is refused when it is read.
         """
         decoder, options = self.decoder, self.options
         chat = load_tokenizer(
@@ -132,21 +131,21 @@ class OpenedModel:
 def open_model(
     model: str | Path | ModelFolder, options: LoadOptions, *, new_head: bool = False
 ) -> OpenedModel:
-    """Open a reward model; headers of weights may be read, and no weights.
+    """Open a reward model; may read headers of weight files but no weights.
 
     Args:
-      model: what :func:`prb_jax.load` takes, but for the baselines; or a folder that was located.
-      options: the user's choices.
-      new_head: a decoder without a usable linear head gets a new one, see
+      model: Model as for :func:`prb_jax.load`, except baselines; or a located folder.
+      options: Options of the user.
+      new_head: If True, a decoder without a usable linear head gets a new one; see
         :func:`prb_jax.models.readouts.resolve.resolve_model`.
 
     Raises:
-      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+      CheckpointError: The model cannot be used; the message names file, tensor or field.
     """
     folder = located(model, options)
     if is_encoder(read_raw_config(folder.path)):
         body, row, rule = get("encoder", "open").value(folder, options)
-        named = True  # the paper protocol reads no pairs
+        named = True  # the paper protocol does not support pairs
     else:
         body = resolve_model(folder.path, name=folder.name, readout=options.readout, new_head=new_head)
         row, rule = body.row, body.rule

@@ -1,4 +1,4 @@
-"""A reward model that is an encoder of pairs of prompt and response: opened from a folder, and as a module."""
+"""Reward models that encode prompt and response as a pair: opening from a folder, and module."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from prb_jax.trees.sequences import SequenceBatch
 
 
 def open_pair_model(folder: ModelFolder, options: LoadOptions) -> tuple[EncoderFolder, ModelRow, str | None]:
-    """The reward model in a folder of an encoder: its tensors, its row of the table, and the rule asked for.
+    """Open the reward model in a folder of an encoder: its tensors, its row of the table, and the requested rule.
 
     Args:
-      folder: with ``config.json`` and weights.
-      options: the user's choices; the read-out is the name of the row, or a rule for several labels.
+      folder: Folder with ``config.json`` and weights.
+      options: Options of the user; the read-out is the name of the row, or a rule for several labels.
 
     Raises:
-      CheckpointError: an option of decoders, an encoder without a known head, another ``readout``, a head that is
-        missing or does not fit, or what :func:`prb_jax.models.checkpoints.encoder_folder.open_encoder` refuses.
+      CheckpointError: An option applies only to decoders, the encoder has no known head, ``readout`` is another one,
+        the head is missing or does not fit, or :func:`prb_jax.models.checkpoints.encoder_folder.open_encoder` fails.
     """
     attention = None if options.attention == "auto" else options.attention
     refuse_for_encoder(
@@ -77,13 +77,13 @@ def open_pair_model(folder: ModelFolder, options: LoadOptions) -> tuple[EncoderF
 
 
 class PairRewardModule(HeadedEncoder):
-    """A reward model that is an encoder with a head.
+    """A reward model that consists of an encoder and a head.
 
     Args:
-      config: architecture and head.
-      program: static settings.
-      rngs: for random weights.
-      dtype: of the parameters.
+      config: Architecture and head.
+      program: Static settings.
+      rngs: Generators for random weights.
+      dtype: Dtype of the parameters.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PairRewardModule(HeadedEncoder):
         self.program = program
 
     def __call__(self, batch: SequenceBatch) -> jax.Array:
-        """Return the rewards float32 [B, K] of a batch of `RewardModel.batch`."""
+        """Return the rewards float32 [B, K] of a batch from `RewardModel.batch`."""
         program = self.program
         run = functools.partial(
             pair_rewards, config=self.config, mesh=program.mesh, dtype=program.dtype, readout=program.readout
@@ -106,7 +106,7 @@ class PairRewardModule(HeadedEncoder):
         return on_any_mesh(run, program.mesh)(arrays(self), batch)
 
     def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Return the rewards float32 [B] of pairs of prompt and response, as `RewardModule.score_tokens`."""
+        """Return the rewards float32 [B] of pairs of prompt and response; see `RewardModule.score_tokens`."""
         tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
         check_length(self.config, tokens.shape[1])
         more = -len(lengths) % mesh_shape(self.program.mesh).batch_shards

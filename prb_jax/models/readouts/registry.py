@@ -1,7 +1,7 @@
-"""One row for each family of open reward models: how it is recognised and which read-out it has.
+"""Table of open reward models: one row per family, with rules of recognition and the read-out.
 
-A model that fits an existing primitive (:mod:`prb_jax.models.readouts.heads`) needs one more row here and no other
-code. Rows are tried in the order of the table; see :func:`prb_jax.models.readouts.resolve.resolve_model`.
+A model that fits an existing primitive (:mod:`prb_jax.models.readouts.heads`) needs only one more row here. Rows are
+tried in the order of the table; see :func:`prb_jax.models.readouts.resolve.resolve_model`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prb_jax.models.readouts.row import ModelRow as ModelRow
 from prb_jax.models.readouts.row import RawConfig
 from prb_jax.text.template import TextRules
 
-# The last turn's end and the assistant's header: at its first token the whole prompt has been read.
+# End of the last turn and the assistant's header: at its first token the model has seen the whole prompt.
 _END_OF_PROMPT = (
     ("llama", (128009, 128006, 78191, 128007, 271)),
     ("gemma2", (107, 108, 106, 2516, 108)),
@@ -24,18 +24,18 @@ _END_OF_PROMPT = (
 _VALUE_HEAD_FILES = (("value_head.safetensors", ""), ("value_head.bin", ""))
 # Five attributes of HelpSteer: helpfulness, correctness, coherence, complexity, verbosity.
 _URM_3_WEIGHTS = (0.3, 0.74, 0.46, 0.47, -0.33)
-# The form on the model card.
+# Template of the model card.
 _ULTRA_RM_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if not loop.first %}{{ '\n\n' }}{% endif %}"
     "{{ 'Human' if message['role'] == 'user' else message['role'] | capitalize }}: {{ message['content'] }}{% endfor %}"
 )
-# The form in which RewardBench shows it.
+# Template of RewardBench.
 _ULTRA_RM_REWARDBENCH = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ message['role'] | capitalize }}: {{ message['content'] }}{{ '\n\n' }}{% endfor %}{{ eos_token }}"
 )
-# The card's example: "<s>[INST] Hello? </s> [/INST] Hi, how can I help you?</s>". A system turn, which it has not,
-# stands where Llama 2 has it.
+# Example of the card: "<s>[INST] Hello? </s> [/INST] Hi, how can I help you?</s>". The card has no system turn; we
+# insert one as Llama 2 does.
 _STARLING_7B_TEMPLATE = (
     "{% set system = '' %}{% set turns = messages %}{% if messages[0]['role'] == 'system' %}"
     "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}{% set turns = messages[1:] %}"
@@ -47,20 +47,20 @@ _STARLING_7B_TEMPLATE = (
 
 
 def _internlm2(raw: RawConfig) -> RawConfig:
-    """InternLM2 is Llama with other names and q, k, v in one matrix."""
+    """Convert the configuration of InternLM2, which is Llama with other names and with q, k, v in one matrix."""
     raw = dict(raw)
     raw["attention_bias"] = raw.pop("bias", False)
     scaling = raw.get("rope_scaling") or {}
     if scaling.get("type", scaling.get("rope_type")) == "dynamic":
-        # It begins beyond max_position_embeddings, and no conversation is longer.
+        # It only affects positions beyond max_position_embeddings, and no conversation is longer.
         raw["rope_scaling"] = None
     return raw
 
 
 def _qwen2_5_vl(raw: RawConfig) -> RawConfig:
-    """The language model of Qwen 2.5-VL is Qwen 2, in a file of its own object ("text_config") or of one for both.
+    """Convert the configuration of Qwen 2.5-VL, whose language model is Qwen 2, with or without a "text_config".
 
-    Its rope has three positions for a token (time, height, width). Those of text are equal, which is plain rope.
+    Its rope has three positions per token (time, height, width). For text they are equal, which is plain rope.
     """
     raw = dict(raw)
     text = raw.pop("text_config", None) or {}

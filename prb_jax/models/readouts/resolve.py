@@ -1,4 +1,4 @@
-"""From a model folder to its configuration and read-out, by what the files say: no code of theirs is run."""
+"""Configuration and read-out of a model folder, from its files; code in the folder is never run."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from prb_jax.text.template import PLACEHOLDERS, TextRules
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """What a folder holds."""
+    """Model in a folder."""
 
-    config: DecoderConfig  # the decoder with its head and its tensors' names
-    row: ModelRow  # the row of the table that it was found by
-    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.rules.READOUTS`
+    config: DecoderConfig  # decoder with its head and tensor names
+    row: ModelRow  # matching row of the table
+    # rule for the reward, if the user named one of :data:`prb_jax.models.readouts.rules.READOUTS`
     rule: str | None = None
-    # the checkpoint's own head is left aside: the one of the configuration is yet to be made
+    # True if the checkpoint's head is ignored and the head of the configuration must be initialised
     new_head: bool = False
 
     @property
     def readout(self) -> str | None:
-        """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
-        has rules."""
+        """Name of a non-linear read-out, in the form of ``--readout``; None for a linear one, which has rules
+        instead."""
         head = self.config.head
         if together := getattr(head, "together", None):
             return f"{self.row.name}:{together}"
@@ -51,7 +51,7 @@ class ResolvedModel:
 
     @property
     def text(self) -> TextRules:
-        """Rules beside the chat template."""
+        """Text rules in addition to the chat template."""
         if self.row.append_field is None:
             return self.row.text
         fields = FieldReader(self.config.original, f"{self.row.name}: config.json")
@@ -64,21 +64,21 @@ class ResolvedModel:
 def resolve_model(
     folder: str | Path, *, name: str = "", readout: str | None = None, new_head: bool = False
 ) -> ResolvedModel:
-    """The configuration of a model folder, with the read-out that its files ask for.
+    """Return the configuration of a model folder with its read-out.
 
-    In this order: the row that ``readout`` names; one that is known by the model's name only; the first whose
-    classes, tensors and fields the folder has; else a ``*ForSequenceClassification``.
+    Candidates are, in this order: the row named by ``readout``; a row recognised only by the model's name; the first
+    row with classes, tensors and fields of the folder; a ``*ForSequenceClassification``.
 
     Args:
-      folder: with ``config.json`` and weights.
-      name: what the user calls it: a hub id, or the folder.
-      readout: a row of the table; a row of a process model and how steps become one reward, as
-        ``qwen2-prm:min``; ``steps:ID`` or ``steps:ID:min``, for two labels at every token of this id;
-        ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``, or a rule for several labels.
-      new_head: a model without a linear head of one output is opened with such a head, which is yet to be made.
+      folder: Folder with ``config.json`` and weights.
+      name: Name given by the user: a hub id, or the folder.
+      readout: Row of the table; row of a process model with the reduction of steps, e.g. ``qwen2-prm:min``;
+        ``steps:ID`` or ``steps:ID:min`` for two labels at every token with this id;
+        ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``; or a rule for several labels.
+      new_head: If True, open a model without a linear head of one output with such a head, to be initialised later.
 
     Raises:
-      CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
+      CheckpointError: The read-out or architecture is unknown, or the head is missing or does not fit; the message
         names the tensor or field and the remedy.
     """
     folder = Path(folder)
@@ -110,11 +110,11 @@ def resolve_model(
 
 
 def is_plain_language_model(folder: str | Path, *, name: str = "") -> bool:
-    """Return whether a folder holds a ``*ForCausalLM`` that no row of the table of reward models knows.
+    """Return True if a folder contains a ``*ForCausalLM`` that matches no row of the table of reward models.
 
     Args:
-      folder: with ``config.json`` of a decoder.
-      name: what the user calls it.
+      folder: Folder with ``config.json`` of a decoder.
+      name: Name given by the user.
     """
     raw = read_raw_config(Path(folder))
     family = FAMILIES.get(str(raw.get("model_type")))
@@ -125,7 +125,7 @@ def is_plain_language_model(folder: str | Path, *, name: str = "") -> bool:
 
 
 def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
-    """The classes that a ``config.json`` names, those of remote code too."""
+    """Return the class names in a ``config.json``, including classes of remote code."""
     auto_map = raw.get("auto_map")
     values = [raw.get("architectures"), *(auto_map.values() if isinstance(auto_map, Mapping) else ())]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
@@ -133,7 +133,7 @@ def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
 
 
 class _Stored:
-    """What the files of a folder say of its read-out; weights are looked at once, when first asked for."""
+    """Contents of a folder relevant to its read-out; weight files are indexed once, on first use."""
 
     def __init__(self, folder: Path, raw: dict[str, Any], name: str) -> None:
         self.folder, self.raw, self.name = folder, raw, name
@@ -152,7 +152,7 @@ class _Stored:
         return index
 
     def names(self, layout: WeightLayout) -> Collection[str]:
-        """The names of all tensors; none where they cannot be read, which is said where they are."""
+        """Return the names of all tensors; empty if they cannot be read, which loading reports later."""
         try:
             return self.index(layout).tensors.keys()
         except CheckpointError:
@@ -165,7 +165,7 @@ class _Stored:
         return self.index(row.layout).tensors.keys() >= set(row.tensors)
 
     def has_part(self, row: ModelRow) -> bool:
-        """Whether some of a row's tensors are there that no standard model has."""
+        """Return True if the folder has some of a row's tensors that no standard model has."""
         return any(name in self.names(row.layout) for name in {*row.tensors} - {HEAD_KEY, EMBEDDING_KEY})
 
     def is_called(self, row: ModelRow) -> bool:
@@ -174,17 +174,17 @@ class _Stored:
         return any(fnmatchcase(full, one) or fnmatchcase(last, one.split("/")[-1]) for one in patterns)
 
     def has_head(self, config: DecoderConfig) -> bool:
-        """Whether the tensor is there that a head of one row is, or is taken from."""
+        """Return True if the tensor of a linear head, or the tensor that contains its row, exists."""
         assert isinstance(config.head, Linear | Vocabulary)
         return config.head.key in self.index(config.layout).tensors
 
     def known(self) -> ModelRow | None:
-        """The row of a standard model that is known by its name."""
+        """Return the row of a standard model recognised by its name."""
         return next((row for row in known_rows().values() if row.standard and self.is_called(row)), None)
 
 
 def _recognise(stored: _Stored) -> ModelRow | None:
-    """The row for a folder; None for a ``*ForSequenceClassification`` as transformers writes it."""
+    """Return the row for a folder; None for a ``*ForSequenceClassification`` of transformers."""
     for row in known_rows().values():
         if row.standard or (row.by_name and not stored.is_called(row)):
             continue
@@ -192,7 +192,7 @@ def _recognise(stored: _Stored) -> ModelRow | None:
             continue
         if any(stored.raw.get(name) is None for name in row.fields):
             continue
-        # A class says what its tensors mean: without one they have to be there.
+        # A class name determines the meaning of tensors; without a class name the tensors must exist.
         if row.tensors and not (row.classes or stored.has_tensors(row)):
             continue
         return row
@@ -200,7 +200,7 @@ def _recognise(stored: _Stored) -> ModelRow | None:
 
 
 def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
-    """The error; for a model known by its name or a part of its head, what its read-out needs and the folder lacks."""
+    """Return the error; for a model recognised by name or part of its head, add the tensors that the folder lacks."""
     for row in known_rows().values():
         called = stored.is_called(row)
         if not row.tensors or not (called or stored.has_part(row)):
@@ -216,7 +216,7 @@ def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> Checkpoint
 
 
 def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: str) -> ResolvedModel:
-    """The body of a row with a new head; the tensors of the checkpoint's own one, if it is known, are left aside."""
+    """Return the body of a row with a new head; tensors of the checkpoint's head, if known, are ignored."""
     config, layout = _body(row, stored, where=where)
     of_head = [] if head is None else [tensor.key for tensor in head.tensors(config)]
     if isinstance(head, Linear):
@@ -226,7 +226,7 @@ def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: 
 
 
 def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig, WeightLayout]:
-    """The configuration of a row's body with a standard head, and the names of its tensors."""
+    """Return the configuration of a row's body with a standard head, and its tensor names."""
     raw = dict(stored.raw)
     if row.model_type is not None:
         raw["model_type"] = row.model_type
@@ -234,7 +234,7 @@ def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig,
         with errors_of(row.origin):
             raw = row.translate(raw)
     family = FAMILIES.get(str(raw.get("model_type")))
-    if family is not None:  # else parsing says what is supported
+    if family is not None:  # otherwise parsing reports the supported families
         raw["architectures"] = [family.architecture]
     raw.pop("auto_map", None)
     one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
@@ -260,7 +260,7 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
             f"{index.tensors[head.key].path}: tensor '{head.key}' of the read-out '{row.name}': expected shape "
             f"[1, {config.hidden_size}], found {list(shapes[head.key])}"
         )
-    # Fields that the head is told about have their effect.
+    # Fields read by the head count as supported.
     in_head = (value for value in vars(row.head).values() if isinstance(value, str))
     told = {*row.fields, *PLACEHOLDERS, row.append_field, *in_head}
     ignored = tuple(name for name in config.ignored_keys if name not in told)

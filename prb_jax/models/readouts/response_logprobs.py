@@ -1,6 +1,6 @@
-"""Log-probabilities that a language model gives to the responses in packed streams.
+"""Log-probabilities of responses in packed streams under a language model.
 
-Letters: S streams of N tokens, M responses that are read in each, D width, V vocabulary.
+Dimensions: S streams of N tokens, M responses read per stream, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prb_jax.trees.streams import StreamBatch
 Values = TypeVar("Values")
 
 LOGITS_AT_ONCE = 1 << 24
-"""About so many logits are in memory at a time."""
+"""Approximate number of logits in memory at once."""
 
 
 def map_logprobs(
@@ -40,18 +40,18 @@ def map_logprobs(
     dtype: jnp.dtype,
     needed: jax.Array | None = None,
 ) -> Values:
-    """Return arrays [S, N, ...] that are read from the log-probabilities after each of N states.
+    """Return arrays [S, N, ...] computed from the log-probabilities after each of N states.
 
-    A run of states is read at a time: the logits of all would be [S, N, V].
+    States are processed in runs because the logits of all states would be [S, N, V].
 
     Args:
-      decoder: whose configuration has the head of a language model.
-      params: its parameters, with the head.
-      states: [S, N, D], before the last norm.
-      tokens: int32 [S, N].
-      read: gives arrays [S, R, ...] for log-probabilities [S, R, V] and tokens [S, R].
-      dtype: of the factors of the logits.
-      needed: bool [S, N]; a run of states that nobody needs is left out, and gives zeros.
+      decoder: Decoder with the head of a language model in its configuration.
+      params: Parameters, including the head.
+      states: States before the last norm [S, N, D].
+      tokens: Tokens int32 [S, N].
+      read: Function from log-probabilities [S, R, V] and tokens [S, R] to arrays [S, R, ...].
+      dtype: Dtype of the logits' factors.
+      needed: Mask bool [S, N]; a run without needed states is skipped and returns zeros.
     """
     head = decoder.config.head
     assert isinstance(head, LanguageHead)
@@ -89,19 +89,19 @@ def response_logprobs(
     dtype: jnp.dtype,
     together: Together,
 ) -> jax.Array:
-    """Return the log-probability of each response, float32 [S, M], or [B, K] where the batch has places of trees.
+    """Return the log-probability of each response, float32 [S, M], or [B, K] if the batch has places of trees.
 
-    A response is every token from its read place to its end.
+    A response consists of all tokens from its read place to its end.
     """
     decoder = bind(config, params)
     states = decode_stream(decoder, batch, dtype=dtype, mesh=mesh, reads_only=False)
     tokens, previous, reads, ends = map(jnp.asarray, (batch.tokens, batch.previous, batch.reads, batch.ends))
 
     def within(columns: jax.Array) -> jax.Array:
-        """bool [S, M, N]: the columns of each response."""
+        """Return a mask of the columns of each response, bool [S, M, N]."""
         return (reads[:, :, None] <= columns[:, None]) & (columns[:, None] <= ends[:, :, None])
 
-    # The tokens of responses come first: logits of prompts, most of a stream, are not computed.
+    # The tokens of responses come first, to skip the logits of prompts, most of a stream.
     needed = within(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)).any(axis=1)
     order = jnp.argsort(~needed, axis=1, stable=True)
 
@@ -131,7 +131,7 @@ def make_logprob_fn(
     together: Together,
     shardings: Mapping[str, Any],
 ) -> ScoreFn:
-    """Return the jitted :func:`response_logprobs`: (params, StreamBatch) -> float32, the same on every device."""
+    """Return the jitted :func:`response_logprobs`: (params, StreamBatch) -> float32, equal on every device."""
     program = functools.partial(response_logprobs, config=config, mesh=mesh, dtype=dtype, together=together)
     of_inputs = (shardings, stream_batch_shardings(mesh))
     return jax.jit(on_any_mesh(program, mesh), in_shardings=of_inputs, out_shardings=replicated(mesh))

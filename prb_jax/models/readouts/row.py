@@ -1,4 +1,4 @@
-"""A row of the table of open reward models, and all rows: the table of this package and those of plug-ins."""
+"""Rows of the table of open reward models, from this package and from plug-ins."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ RawConfig = dict[str, Any]
 class ModelRow:
     """A family of reward models."""
 
-    name: str  # for ``--readout`` and for reports
-    models: tuple[str, ...]  # hub ids; ``*`` stands for anything
-    head: Head  # the read-out, sizes not filled in
-    # names in ``architectures`` or ``auto_map`` of ``config.json``, one of which a model has; empty: any
+    name: str  # name for ``--readout`` and reports
+    models: tuple[str, ...]  # hub ids; ``*`` matches anything
+    head: Head  # read-out without sizes
+    # class names, one of which is in ``architectures`` or ``auto_map`` of ``config.json``; empty: any
     classes: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # names that its checkpoint holds
-    without: tuple[str, ...] = ()  # names that its checkpoint does not hold
-    fields: tuple[str, ...] = ()  # fields of ``config.json`` that it has
-    # nothing in the checkpoint tells this read-out from another: only the hub id (or the last part of it as the
-    # folder's name) or ``--readout`` does
+    tensors: tuple[str, ...] = ()  # names of required tensors
+    without: tuple[str, ...] = ()  # names of tensors that must be absent
+    fields: tuple[str, ...] = ()  # required fields of ``config.json``
+    # True if the checkpoint does not identify the read-out: only the hub id (or its last part as the folder's
+    # name) or ``--readout`` does
     by_name: bool = False
-    layout: WeightLayout = STANDARD  # names of its tensors; the prefix is the first of ``prefixes`` that fits
-    prefixes: tuple[str, ...] = ("model.",)  # what the names of the body's tensors may start with
-    model_type: str | None = None  # of the decoder where ``config.json`` calls it by another name
-    # turns its ``config.json`` into that of the decoder
+    layout: WeightLayout = STANDARD  # tensor names; the prefix is the first of ``prefixes`` that fits
+    prefixes: tuple[str, ...] = ("model.",)  # possible prefixes of the body's tensor names
+    model_type: str | None = None  # family of the decoder, if ``config.json`` uses another name
+    # converts ``config.json`` to the configuration of the decoder
     translate: Callable[[RawConfig], RawConfig] | None = None
-    text: TextRules = PLAIN_RULES  # rules beside the chat template
+    text: TextRules = PLAIN_RULES  # text rules in addition to the chat template
     append_field: str | None = None  # field of ``config.json`` that replaces the id of the token to append
-    notes: tuple[str, ...] = ()  # what a user should know; shown by ``prb inspect``
-    origin: str = ""  # the package of a plug-in
+    notes: tuple[str, ...] = ()  # notes for users, shown by ``prb inspect``
+    origin: str = ""  # package of a plug-in
 
     def __post_init__(self) -> None:
         for name in ("models", "classes", "tensors", "without", "fields", "prefixes", "notes"):
@@ -52,25 +52,25 @@ class ModelRow:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """How the values of several steps may become one reward, as ``--readout ROW:WAY`` names it; none for most."""
+        """Reductions of several steps to one reward, for ``--readout ROW:WAY``; empty for most rows."""
         return getattr(self.head, "ways", ())
 
     @property
     def standard(self) -> bool:
-        """A ``*ForSequenceClassification`` as transformers writes it: its row only adds what is known of it."""
+        """True for a ``*ForSequenceClassification`` of transformers, whose row only adds notes and text rules."""
         return self.head == LINEAR and not (self.classes or self.tensors or self.fields)
 
 
 def known_rows(asked: str = "") -> dict[str, ModelRow]:
-    """Return the rows by name: those of the table, and behind them those of plug-ins.
+    """Return the rows by name: first the table, then plug-ins.
 
-    A plug-in that fails is left out with a warning; asked for by name it is an error.
+    A plug-in that fails is skipped with a warning, or raises an error if requested by name.
 
     Args:
-      asked: the row that the user names, if any.
+      asked: Name of the row requested by the user, if any.
 
     Raises:
-      RunError: the package of the plug-in that is asked for fails, or offers something else.
+      RunError: The package of the requested plug-in fails, or provides something else.
     """
     table = get("tables", "readouts").value
     plugins = usable_plugins("readouts")

@@ -1,4 +1,4 @@
-"""Rules that turn the values of a head into one reward."""
+"""Rules that reduce the values of a head to one reward."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from prb_jax.errors import CheckpointError, quote
 
 READOUTS = ("logit", "first-logit", "last-softmax")
 ALL_VALUES = "all-values"
-"""The rule of a caller that reads every value of the head itself; no user can name it."""
+"""Internal rule for callers that read every value of the head; not available to users."""
 PAPER_READOUT = "last-softmax"
-"""How the paper protocol reads a head with several labels where no rule is named."""
+"""Rule of the paper protocol for a head with several labels, if none is named."""
 
 
 def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
-    """The rule that turns ``num_labels`` logits into a reward.
+    """Return the rule that reduces ``num_labels`` logits to a reward.
 
-    ``logit`` takes the only one. A head with several needs a rule by name: ``first-logit`` compares the
-    first (RewardBench does), ``last-softmax`` takes the last entry of the softmax (the scripts of
-    Personalised RewardBench do).
+    ``logit`` takes the only logit. A head with several logits requires a named rule: ``first-logit`` takes the first,
+    as in RewardBench; ``last-softmax`` takes the last entry of the softmax, as in the scripts of Personalised
+    RewardBench.
 
     Raises:
-      CheckpointError: an unknown rule, or none that fits the head.
+      CheckpointError: The rule is unknown, or no rule fits the head.
     """
     if name is not None and name not in READOUTS:
         raise CheckpointError(
@@ -43,7 +43,7 @@ def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
 
 
 def read_out(logits: jax.Array, readout: str) -> jax.Array:
-    """Rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all of them, as they are."""
+    """Return rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all logits."""
     if readout == ALL_VALUES:
         return logits
     if readout == "last-softmax":

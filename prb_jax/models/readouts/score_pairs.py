@@ -1,4 +1,4 @@
-"""One forward pass of an encoder over pairs of prompt and response, and its program: a pure jitted function."""
+"""Forward pass of an encoder over pairs of prompt and response, and its jitted program."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def score_pairs(
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Return what the head reads from the first token's state of each sequence: float32 [S, n].
+    """Return the head's values from the first token's state of each sequence, float32 [S, n].
 
     Args:
-      params: nested dict, with the tensors of the head under ``head``.
-      batch: S sequences, each a prompt with a response.
-      config: architecture, with a head.
-      dtype: of activations; head and values are float32.
-      mesh: how activations are split; None for one device.
+      params: Nested dict with the tensors of the head under ``head``.
+      batch: Batch of S sequences, each a prompt with a response.
+      config: Architecture with a head.
+      dtype: Dtype of activations; head and values are float32.
+      mesh: Mesh that splits activations; None for one device.
     """
     assert config.head is not None
     tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
@@ -66,13 +66,14 @@ def make_pair_fn(
     dtype: jnp.dtype,
     readout: str | None = "logit",
 ) -> PairFn:
-    """Return the jitted scorer, the same on every device: rewards float32 [B, K] of a batch with places, else [S].
+    """Return the jitted scorer: rewards float32, equal on every device; [B, K] for a batch with places, else [S].
 
     Args:
-      config: architecture, with a head.
-      mesh: devices.
-      dtype: of activations.
-      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`; None for all values, n as last axis.
+      config: Architecture with a head.
+      mesh: Devices.
+      dtype: Dtype of activations.
+      readout: Rule; see :func:`prb_jax.models.readouts.rules.choose_readout`. None returns all values, with last axis
+        n.
     """
 
     score = functools.partial(pair_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)

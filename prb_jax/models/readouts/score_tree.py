@@ -1,5 +1,5 @@
-"""One forward pass over packed streams, what the head of the model reads out of it, and its program: a pure jitted
-function of the parameters and a batch."""
+"""Forward pass over packed streams with the read-out of the model's head, and its program: a pure jitted function of
+parameters and a batch."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def score_stream(
     differentiated: bool = False,
     loads: list[jax.Array] | None = None,
 ) -> jax.Array:
-    """Return what the head of the configuration reads out at each read place: float32 [S, M, n]; of a linear head the
-    logits, n of them being labels, of any other one value.
+    """Return the head's values at each read place, float32 [S, M, n]: n label logits of a linear head, or one value of
+    any other head.
 
     Args:
-      params: nested dict as :func:`prb_jax.models.checkpoints.load.abstract_params` describes it.
-      batch: S streams with M read places each.
-      config: architecture.
-      dtype: of activations.
-      mesh: how activations are split; None for one device.
-      lora_scale: multiplies the updates of adapters, where ``params`` has any.
-      remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see :func:`rematerialised`.
-      soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
-        the place of their rows of the embedding (before Gemma's factor).
-      differentiated: gradients are taken through the layers.
-      loads: gains the loads of experts, as in :func:`prb_jax.models.decoder.decode_stream`.
+      params: Nested dict; see :func:`prb_jax.models.checkpoints.load.abstract_params`.
+      batch: Batch of S streams with M read places each.
+      config: Architecture.
+      dtype: Dtype of activations.
+      mesh: Mesh that splits activations; None for one device.
+      lora_scale: Scale of adapter updates, if ``params`` contains adapters.
+      remat: Rematerialisation policy, one of :data:`REMAT_POLICIES`; see :func:`rematerialised`.
+      soft_prompts: Soft prompts, float [rows, S, D]. The first S ids of every conversation contain the index of a row,
+        which replaces their embeddings (before Gemma's factor).
+      differentiated: If True, gradients go through the layers.
+      loads: List that receives the loads of experts; see :func:`prb_jax.models.decoder.decode_stream`.
     """
     decoder = bind(config, params)
-    # Where every token is read, nothing is saved by reading places apart.
+    # If every token is read, a separate selection of places saves nothing.
     reads_only = is_pointwise(config) and batch.reads.shape[1] < batch.tokens.shape[1]
     x = decode_stream(
         decoder,
@@ -72,8 +72,8 @@ def score_stream(
 
 
 def is_pointwise(config: DecoderConfig) -> bool:
-    """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
-    position can be read."""
+    """Return True if the head uses only the read positions: the last layer then computes less, and every position can
+    be read."""
     return not config.head.needs
 
 
@@ -102,17 +102,18 @@ def make_score_fn(
     readout: str | None = "logit",
     shardings: Mapping[str, Any] | None = None,
 ) -> ScoreFn:
-    """Return the jitted scorer of a decoder: (params, StreamBatch) -> rewards float32, the same on every device.
+    """Return the jitted scorer of a decoder: (params, StreamBatch) -> rewards float32, equal on every device.
 
-    They are [B, K] where the batch says which read places are those of its trees, and else [S, M], of all read
-    places. The tables of a batch say which attention computes it.
+    Rewards are [B, K] if the batch assigns read places to trees; otherwise they are [S, M], for all read places. The
+    tables of a batch determine its attention.
 
     Args:
-      config: architecture.
-      mesh: devices.
-      dtype: of activations.
-      readout: see :func:`prb_jax.models.readouts.rules.choose_readout`; None for all values, an axis [n].
-      shardings: of the parameters; those of :func:`prb_jax.models.model.parameter_shardings` if not given.
+      config: Architecture.
+      mesh: Devices.
+      dtype: Dtype of activations.
+      readout: Rule; see :func:`prb_jax.models.readouts.rules.choose_readout`. None returns all values, with an axis
+        [n].
+      shardings: Shardings of the parameters; by default from :func:`prb_jax.models.model.parameter_shardings`.
     """
 
     score = functools.partial(stream_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)
@@ -122,7 +123,7 @@ def make_score_fn(
 
 
 def stream_batch_shardings(mesh: Mesh) -> StreamBatch:
-    """Return the sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes
-    them."""
+    """Return the shardings of a batch with streams distributed over the mesh, in the form of :func:`jax.jit`'s
+    arguments."""
     rows: Any = batch_sharding(mesh, 1)
     return StreamBatch(*[rows] * (len(dataclasses.fields(StreamBatch)) - 1), places=replicated(mesh))  # pyright: ignore

@@ -1,8 +1,8 @@
-"""Embeddings of texts: tokenised in batches, put by length into fixed shapes, rows split over the mesh.
+"""Embeddings of texts: tokenised in batches, grouped by length into fixed shapes, rows split over the mesh.
 
-How states become one vector is read from the files beside the model: a folder of sentence-transformers says it in
-``modules.json``; one without, as Contriever's, means the mean of the last states over the text's tokens and their dot
-product.
+The pooling of states to one vector is read from files beside the model: ``modules.json`` in a folder of
+sentence-transformers. Without this file, e.g. for Contriever, vectors are means of the last states over the text's
+tokens, compared by dot product.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from prb_jax.trees.sequences import (
 PoolingMode = Literal["mean", "cls"]
 
 _MODES = ("mean", "cls")
-# Flags in older files of sentence-transformers; newer ones have "pooling_mode".
+# Flags in older files of sentence-transformers; newer files have "pooling_mode".
 _FLAGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -55,21 +55,21 @@ _SIMILARITIES = {None: False, "dot": False, "dot_product": False, "cosine": True
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """From states to a vector, and what is done to a text before."""
+    """Preprocessing of a text, and reduction of its states to a vector."""
 
-    # ``mean`` over all tokens of the text, special ones too, or the state of the first one (``cls``)
+    # ``mean`` over all tokens of the text, including special tokens, or the state of the first token (``cls``)
     mode: PoolingMode = "mean"
-    normalised: bool = False  # vectors have length one, so that a dot product is a cosine
-    lowercase: bool = False  # texts are put in lower case before they are tokenised
-    max_length: int | None = None  # longest text in tokens; None for the tokenizer's limit
+    normalised: bool = False  # vectors have length one, so a dot product is a cosine
+    lowercase: bool = False  # texts are lowercased before tokenisation
+    max_length: int | None = None  # maximum text length in tokens; None for the tokenizer's limit
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """The pooling of a model folder.
+    """Read the pooling of a model folder.
 
     Raises:
-      CheckpointError: a file that is not as sentence-transformers writes it, or asks for something else than a mean or
-        first state, and a norm; names file and field.
+      CheckpointError: A file differs from the format of sentence-transformers, or requires more than a mean or first
+        state, and a norm; the message names file and field.
     """
     path = folder / "modules.json"
     if not path.exists():
@@ -115,7 +115,7 @@ def read_pooling(folder: Path) -> Pooling:
     check(isinstance(mode, str) and mode in _MODES, pooling, "pooling_mode", mode, "mean or cls, found {}")
     return Pooling(
         mode=mode,  # pyright: ignore[reportArgumentType] - checked above
-        # Vectors may be compared by cosine although no module normalises them.
+        # A similarity of "cosine" requires normalised vectors even without a Normalize module.
         normalised=len(kinds) == 3 or _SIMILARITIES[similarity],
         lowercase=bool(text.get("do_lower_case")),
         max_length=limit,
@@ -123,8 +123,8 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
-    """Vectors float32 [B, D] from last states [B, L, D] of texts of these lengths [B] (0: a vector without
-    meaning, but finite)."""
+    """Return vectors float32 [B, D] from last states [B, L, D] of texts with these lengths [B] (0: a finite but
+    meaningless vector)."""
     wide = states.astype(jnp.float32)
     if pooling.mode == "cls":
         vectors = wide[:, 0]
@@ -139,7 +139,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
 
 EmbedFn = Callable[[Params, SequenceBatch], jax.Array]
 
-IN_FLIGHT = 4  # batches given to the device and not yet read back
+IN_FLIGHT = 4  # batches queued on the device
 
 _TOKENISED_AT_ONCE = 8_192
 
@@ -149,41 +149,41 @@ class Embeddings:
     """Vectors of texts."""
 
     vectors: np.ndarray  # float32 [texts, D]
-    truncated: np.ndarray  # bool [texts]: the end was cut off
-    shapes: tuple[tuple[int, int], ...]  # the shapes [rows, tokens] that were computed; each compiles once
-    tokens: int  # real tokens of the distinct texts, after the cut
-    padded_tokens: int  # tokens computed
+    truncated: np.ndarray  # bool [texts], True if the end was cut off
+    shapes: tuple[tuple[int, int], ...]  # computed shapes [rows, tokens]; each compiles once
+    tokens: int  # real tokens of the distinct texts, after truncation
+    padded_tokens: int  # computed tokens, padding included
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextEncoder:
     """An encoder ready to embed texts. Build with :func:`load_text_encoder`."""
 
-    name: str  # folder or hub id it was loaded from
+    name: str  # folder or hub id of the model
     config: EncoderConfig  # architecture
-    pooling: Pooling  # how states become a vector
-    max_length: int  # longest text in tokens, special ones too; what is longer loses its end
+    pooling: Pooling  # reduction of states to a vector
+    max_length: int  # maximum text length in tokens, including special tokens; longer texts lose their end
     params: Params = field(repr=False)  # weights, a nested dict of arrays split over ``mesh``
-    # pure jitted function of (params, batch of B sequences): float32 [B, D]
+    # pure jitted function (params, batch of B sequences) -> float32 [B, D]
     embed_fn: EmbedFn = field(repr=False)
     tokenizer: Any = field(repr=False)  # the transformers tokenizer
     # added_before, added_after: special tokens around every text
     added_before: tuple[int, ...]
     added_after: tuple[int, ...]
     mesh: Mesh  # devices
-    dtype: str  # of weights and activations; vectors are float32
-    report: LoadReport = field(repr=False)  # what was read from the checkpoint
+    dtype: str  # dtype of weights and activations; vectors are float32
+    report: LoadReport = field(repr=False)  # tensors read from the checkpoint
 
     def embed(
         self, texts: Sequence[str], *, advance: Callable[[int, int], object] = lambda texts, tokens: None
     ) -> Embeddings:
-        """The vector of every text, in the order given; equal texts are computed once.
+        """Return the vector of every text, in the given order; equal texts are computed once.
 
         Args:
-          advance: is told after each batch of the texts and tokens in it.
+          advance: Function called after each batch with its numbers of texts and tokens.
 
         Raises:
-          CheckpointError: the tokenizer gives ids that the model has no embedding of.
+          CheckpointError: The tokenizer returns ids without an embedding in the model.
         """
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids, truncated = self._tokenise(list(distinct))
@@ -192,7 +192,7 @@ class TextEncoder:
             self.mesh, limit=self.max_length, flops_per_token=self.config.flops_per_token
         )
         lengths = np.asarray([len(row) for row in ids], np.int64)
-        # The longest first, so that one that exceeds the memory shows at once.
+        # The longest first, so a batch that exceeds the memory fails at once.
         batches = pack_sequences(lengths, np.argsort(-lengths, kind="stable").tolist(), options)
         waiting: deque[tuple[PackedSequences, jax.Array]] = deque()
         for batch in batches:
@@ -246,20 +246,20 @@ def load_text_encoder(
     max_length: int | None = None,
     revision: str | None = None,
 ) -> TextEncoder:
-    """Loads an encoder of texts: BERT or DeBERTa-v2/v3, as Contriever or a sentence-transformers model.
+    """Load an encoder of texts: BERT or DeBERTa-v2/v3, e.g. Contriever or a sentence-transformers model.
 
     Args:
-      model: folder with ``config.json``, weights and tokenizer files; or a hub id.
-      mesh: as for :func:`prb_jax.load`; rows are split over ``data`` and ``fsdp``.
-      dtype: "float32" or "bfloat16"; that of the checkpoint if not given.
-      max_length: longest text in tokens; what the model's files say if not given: ``max_seq_length`` of
+      model: Folder with ``config.json``, weights and tokenizer files; or a hub id.
+      mesh: Mesh, as for :func:`prb_jax.load`; rows are split over ``data`` and ``fsdp``.
+      dtype: "float32" or "bfloat16"; by default the checkpoint's dtype.
+      max_length: Maximum text length in tokens. The default comes from the model's files: ``max_seq_length`` of
         sentence-transformers, else the tokenizer's limit, else the number of positions.
-      revision: branch, tag or commit of a hub id.
+      revision: Branch, tag or commit of a hub id.
 
     Raises:
-      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
-      DataError: ``max_length`` is more than the model's positions, or leaves no room for a text.
-      MeshError: the mesh does not fit the devices or the model.
+      CheckpointError: The model cannot be used; the message names file, tensor or field.
+      DataError: ``max_length`` exceeds the model's positions, or leaves no room for a text.
+      MeshError: The mesh does not fit the devices or the model.
     """
     folder = locate(model, revision=revision)
     encoder = open_encoder(folder.path)
@@ -298,7 +298,7 @@ def load_text_encoder(
 
 
 def make_embed_fn(config: EncoderConfig, pooling: Pooling, *, mesh: Mesh, dtype: jnp.dtype) -> EmbedFn:
-    """The jitted (params, batch of B sequences) -> vectors float32 [B, D], the same on every device."""
+    """Return the jitted function (params, batch of B sequences) -> vectors float32 [B, D], equal on every device."""
 
     def embed(params: Params, batch: SequenceBatch) -> jax.Array:
         tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)

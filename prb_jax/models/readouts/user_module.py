@@ -1,7 +1,7 @@
-"""A user's own `flax.nnx.Module` as a reward model: what is known of it, its identity, and its program.
+"""A user's `flax.nnx.Module` as a reward model: properties, identity and program.
 
-It brings one method, ``score_tokens(tokens int32 [B, T], lengths int32 [B]) -> float32 [B]``, for sequences that are
-padded on the right. It runs in evaluation mode: dropout is off, and batch statistics are used as they are.
+The module provides one method, ``score_tokens(tokens int32 [B, T], lengths int32 [B]) -> float32 [B]``, for sequences
+padded on the right. It runs in evaluation mode: dropout is off, and batch statistics are fixed.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 METHOD: Final = "score_tokens"
 _SIGNATURE: Final = f"{METHOD}(tokens int32 [B, T], lengths int32 [B]) -> float32 [B]"
 
-_MOST: Final = 2**31 - 1  # token ids and lengths are int32: the limit of a module that does not name one
+_MOST: Final = 2**31 - 1  # token ids and lengths are int32: the default limit of a module
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleConfig:
-    """The facts that a reader and a batcher need of a module, by the names of ``config.json``."""
+    """Properties of a module for reading and batching, named as in ``config.json``."""
 
-    architectures: tuple[str]  # its class
+    architectures: tuple[str]  # class of the module
     vocab_size: int
     max_position_embeddings: int
-    hidden_size: int | None  # decides the learning rate where none is given
-    flops_per_token: float  # about: each parameter is used once
-    token_bytes: int  # what a backward pass keeps of each token, about: what every matrix gives, in float32
+    hidden_size: int | None  # determines the default learning rate
+    flops_per_token: float  # approximation: each parameter is used once
+    token_bytes: int  # bytes a backward pass keeps per token: about the float32 output of every matrix
     model_type: str = "module"
     num_labels: int = 1
-    pad_token_id: int = -1  # no id: the module decides where it reads, so no token is padding
+    pad_token_id: int = -1  # not an id: the module chooses its read position, so no token is padding
     head: None = None
     original: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserModule:
-    """A module with its tokenizer, split once. Build with :func:`open_module`."""
+    """A split module with its tokenizer. Build with :func:`open_module`."""
 
     config: ModuleConfig
     tokenizer: ChatTokenizer
@@ -70,17 +70,17 @@ class UserModule:
 
     @property
     def name(self) -> str:
-        """Name of the class, with its Python module."""
+        """Name of the class and its Python module."""
         return self.config.architectures[0]
 
     @cached_property
     def shardings(self) -> Any:
-        """Sharding of each variable: its own if that is over the devices of the mesh, and else a copy everywhere."""
+        """Sharding of each variable: its present sharding if it uses the mesh's devices, otherwise replicated."""
         return jax.tree.map(lambda leaf: _sharding(leaf, self.mesh), self.state)
 
     @property
     def dtype(self) -> str:
-        """Types of the parameters."""
+        """Dtypes of the parameters."""
         kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(nnx.filter_state(self.state, nnx.Param))}
         return " ".join(sorted(kinds))
 
@@ -94,9 +94,10 @@ def open_module(module: Any, options: LoadOptions) -> UserModule:
       options: ``tokenizer`` (a folder, hub id or transformers tokenizer), ``mesh`` and ``chat_template``.
 
     Raises:
-      RunError: not a module with this method, no tokenizer, or an option that the module itself decides.
-      CheckpointError: the tokenizer cannot be used.
-      MeshError: the mesh does not fit the devices.
+      RunError: The object is not a module with this method, the tokenizer is missing, or an option is set that the
+        module decides.
+      CheckpointError: The tokenizer cannot be used.
+      MeshError: The mesh does not fit the devices.
     """
     kind = module if isinstance(module, type) else type(module)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -158,7 +159,7 @@ def _named_number(module: Any, attribute: str, name: str) -> int | None:
 
 
 def _open_tokenizer(given: Any, chat_template: str | None) -> tuple[ChatTokenizer, dict[str, Any]]:
-    """Return the tokenizer, and the digests of its files."""
+    """Return the tokenizer and the digests of its files."""
     if isinstance(given, str | Path):
         folder = locate(given)
         return load_tokenizer(folder.path, chat_template=chat_template), describe(folder)
@@ -176,8 +177,8 @@ def _open_tokenizer(given: Any, chat_template: str | None) -> tuple[ChatTokenize
 
 
 def state_digest(module: Any) -> str:
-    """Return "sha256:..." of every variable of a module (place, kind, shape, dtype, bytes), and of its plain
-    attributes, such as the number of heads or an activation."""
+    """Return "sha256:..." over every variable of a module (path, kind, shape, dtype, bytes) and over its plain
+    attributes, e.g. the number of heads or an activation."""
     digest = sha256()
     for path, node in sorted(nnx.iter_graph(module), key=lambda item: list(map(str, item[0]))):
         place = "/".join(map(str, path))
@@ -193,7 +194,7 @@ def state_digest(module: Any) -> str:
 
 
 def _plain_text(value: Any) -> str | None:
-    """Numbers, texts, tuples of them, and the names of functions; None for objects without a text of their own."""
+    """Return a text for numbers, strings, tuples of them and functions (their names); None for other objects."""
     if isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple):
@@ -211,10 +212,10 @@ def _sharding(leaf: jax.Array, mesh: Mesh) -> NamedSharding:
 
 
 def score_sequences(graphdef: Any, state: Any, batch: SequenceBatch) -> jax.Array:
-    """Return the rewards float32 [S] of the sequences of a batch; those of rows without a sequence say nothing.
+    """Return the rewards float32 [S] of the sequences of a batch; rewards of empty rows are meaningless.
 
     Raises:
-      RunError: ``score_tokens`` returns something else, or changes the module.
+      RunError: ``score_tokens`` returns something else, or modifies the module.
     """
     module = nnx.merge(graphdef, state)
     tokens, lengths = jnp.asarray(batch.tokens), jnp.maximum(jnp.asarray(batch.lengths), 1)
@@ -240,7 +241,7 @@ def score_sequences(graphdef: Any, state: Any, batch: SequenceBatch) -> jax.Arra
 
 
 def make_module_fn(module: UserModule) -> PairFn:
-    """Return the jitted scorer of (state, batch), the same on every device: rewards float32 [B, K] of a batch with
+    """Return the jitted scorer of (state, batch): rewards float32, equal on every device; [B, K] for a batch with
     places, else [S]."""
 
     def score(state: Any, batch: SequenceBatch) -> jax.Array:
