@@ -1,4 +1,4 @@
-"""From the margins of all splits to figures: accuracy, log-loss, differences to pooled, adjusted p-values."""
+"""Compute figures from the margins of all splits: accuracy, log-loss, differences to pooled, adjusted p-values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SIMULATED: Final = "simulated"
 
 DIFFERENCES: Final = ("diff_to_pooled", "diff_to_offset", "diff_to_no_user", "gain_from_user")
 LOSSES: Final = ("log_loss", *(f"log_loss_{name}" for name in DIFFERENCES[:3]))
-NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins are no log-odds
+NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins are not log-odds
 
 _WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (
     *(f"{name}{end}" for name in _WITH_INTERVAL for end in ("", "_ci95")),
     *("ties", "ece", "brier", "p", "p_log_loss", "above_offset"),
 )
-"""The figures that say how well k comparisons are learned from."""
+"""Figures of how well a method learns from k comparisons."""
 
 DEFINITIONS: Final[Mapping[str, str]] = {
     "split": "unseen: people on whom nothing was fitted or chosen; seen: held-out choices of people that the method "
@@ -75,24 +75,24 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class _Queries:
-    """The m choices of a part of the people that are predicted, each in the first split that asks for it."""
+    """The m predicted choices of a part of the people, each in the first split that asks for it."""
 
     part: str  # "unseen" or "seen"
-    users: np.ndarray  # int [m], of the choices
-    short: np.ndarray  # int [m], how many comparisons the person of each choice can be adapted on
+    users: np.ndarray  # int [m], user of each choice
+    short: np.ndarray  # int [m], number of comparisons that each choice's person can be adapted on
     clusters: Clusters
-    margins: Mapping[tuple[str, str, int], np.ndarray]  # float [m] of each (name, control, shots)
+    margins: Mapping[tuple[str, str, int], np.ndarray]  # float [m] by (name, control, shots)
 
 
 def results(
     population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``results.json``, controls among them as methods of their own ("NAME, shuffled user").
+    """Return the rows of ``results.json``, including controls as separate methods ("NAME, shuffled user").
 
     Args:
-      population: the people.
-      splits: of them.
-      outcomes: of each method or baseline, one for each split, in their order.
+      population: The people.
+      splits: Splits of the people.
+      outcomes: Outcomes of each method or baseline, one for each split, in order.
     """
     rows: list[dict[str, Any]] = []
     for part in (UNSEEN_PART, SEEN_PART):
@@ -113,10 +113,10 @@ def results(
 def subset_results(
     population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``subsets.json``: those of :func:`results` of unseen people, without controls and adjusted
-    p-values, for the choices of each subset alone; none where the data name fewer than two subsets.
+    """Return the rows of ``subsets.json``: the rows of :func:`results` for unseen people, without controls and adjusted
+    p-values, restricted to the choices of each subset; empty if the data have fewer than two subsets.
 
-    Arguments as of :func:`results`.
+    The arguments are the same as for :func:`results`.
     """
     names = np.array([name or "" for name in population.subsets])
     subsets = list(dict.fromkeys(names.tolist()))
@@ -132,9 +132,9 @@ def outcome_table(
 ) -> Iterator[list[str]]:
     """Yield the lines of ``outcomes.csv``, the heads first: a line for each choice that a split asks for.
 
-    It has the id of the comparison, its user and subset, the split, the part of the person, how many comparisons the
-    person can be adapted on, and the margin of each method with each number of shots: above 0 is a win. Controls are
-    left out. Arguments as of :func:`results`.
+    A line has the id of the comparison, its user and subset, the split, the part of the person, the number of
+    comparisons that the person can be adapted on, and the margin of each method with each number of shots: above 0 is a
+    win. Controls are excluded. The arguments are the same as for :func:`results`.
     """
     first = next(iter(outcomes.values()))
     columns = [
@@ -168,8 +168,8 @@ def _rows_of(
     *,
     among: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of a part of the people; with ``among``, bool [n], of these choices alone and without controls."""
-    first = next(iter(outcomes.values()))  # all outcomes of a split are on the same choices
+    """Return the rows for a part of the people; with ``among``, bool [n], only of these choices, without controls."""
+    first = next(iter(outcomes.values()))  # all outcomes of a split have the same choices
     users = population.choices.users
     chosen = [split.part[users[outcome.places]] == part for split, outcome in zip(splits, first, strict=True)]
     if among is not None:
@@ -217,7 +217,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
     probable = name not in NO_PROBABILITIES
 
     def add_loss(field: str, losses: np.ndarray | None) -> float | None:
-        """Add a mean of losses with its interval; returns the p-value that it is 0."""
+        """Add a mean of losses with its interval; return the p-value of a test against 0."""
         row[field] = row[f"{field}_ci95"] = None
         if losses is None or not probable:
             return None
@@ -232,7 +232,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
     baseline = name in (POOLED, *BASELINES)
 
     def same(other: str) -> np.ndarray | None:
-        """The margins of another method with the same shots."""
+        """Return the margins of another method with the same shots."""
         if other == name:
             return None
         return asked.margins.get((other, PLAIN, shots), asked.margins.get((other, NO_USER, 0)))
@@ -277,8 +277,8 @@ def _losses(margins: np.ndarray) -> np.ndarray:
 def _ceiling_rows(
     simulated: Sequence[Sequence[Mapping[str, Any]]], fields: Sequence[str], part: str
 ) -> list[dict[str, Any]]:
-    """The rows of the simulated ceiling of a part of the people, means over the splits: of each what
-    :func:`prb_jax.study.simulation.ceiling` says (nothing in outcomes of an earlier version); other fields are null."""
+    """Return the rows of the simulated ceiling for a part of the people: means over splits of the figures of
+    :func:`prb_jax.study.simulation.ceiling` (absent in outcomes of earlier versions); other fields are null."""
     of_splits = [[row for row in rows if row["split"] == part] for rows in simulated if rows]
     ceilings: list[dict[str, Any]] = []
     for group in zip(*of_splits, strict=True):
