@@ -94,7 +94,9 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
             return difference if labels[0] > labels[1] else -difference
     values = [float(s) for s in scores]
     if len(values) != len(labels):
-        raise DataError(f"row {quote(id)}: {len(values)} scores for {len(labels)} labels; expected as many")
+        raise DataError(
+            f"row {quote(id)}: {len(values)} scores for {len(labels)} labels; expected equal numbers"
+        )
     for k, value in enumerate(values):
         if not math.isfinite(value):
             raise DataError(f"row {quote(id)}: scores[{k}] is {value}; expected a finite number")

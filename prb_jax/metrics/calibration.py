@@ -13,7 +13,7 @@ from prb_jax.metrics.accuracy import ScoredRow, margin
 
 CALIBRATION_DEFINITION: Final = (
     "the confidence in a comparison is the largest softmax of its scores (for a pair: the Bradley-Terry probability of "
-    "the pick, at least 0.5); the pick is right if it has the highest label, and counts by its share where several "
+    "the pick, at least 0.5); the pick is right if it has the highest label, with partial credit if several "
     "responses tie for the best score; bins of equal width; ece = the mean over comparisons of |share right - mean "
     "confidence| of their bins; brier = the mean of (confidence - 1)^2 where the pick is right and of confidence^2 "
     "where it is wrong (Brier 1950), which also rewards a scorer that knows which of its picks are right"

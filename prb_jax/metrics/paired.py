@@ -29,7 +29,7 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n; a tie is not a win. Of the graded rows of another harness: their mean grade",
     "ties": "comparisons in which the two compared scores are equal",
     "half_credit_accuracy": "(strict wins + ties / 2) / n",
-    "tie_credit": "what a tie counts in ranks and differences: 0.5, so that coarse scores are not below fine ones; 0 "
+    "tie_credit": "value of a tie in ranks and differences: 0.5, so coarse scores do not rank below fine ones; 0 "
     "with --ties loss",
     "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
@@ -50,7 +50,7 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "higher grade",
     "n": "comparisons",
     "users": "distinct users among them",
-    "flips": "comparisons whose verdict (win, tie, loss; the grade, of graded rows) is another one by a than by b",
+    "flips": "comparisons whose verdict (win, tie, loss; the grade, of graded rows) differs between a and b",
     "scores": "of every response, the score by a minus the score by b: mean, rms (root mean square), max_abs; std_b, "
     "the standard deviation of the scores by b; Pearson and Spearman correlation of the two (null where either is "
     "constant)",

@@ -44,14 +44,14 @@ POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
     "curve": "policy accuracy of validation users and of the others, for every lambda",
     "prefixes": "policy accuracy where only the first part of every response is scored; rewards of prefixes are out of "
     "distribution for a reward model that was trained on whole responses",
-    "another_user": "policy accuracy where the reward model is shown profile and name of another user",
+    "another_user": "policy accuracy if the reward model sees another user's profile and name",
     "length_correlation": "Pearson's correlation of score and tokens over all responses",
-    "lambda_0": "the policy alone: by the sum of log-probabilities, and divided by the tokens",
-    "reward_alone": "the reward model alone: accuracy counts strict wins as `prb evaluate` does, half_credit ties half",
+    "lambda_0": "only the policy: by the sum of log-probabilities, and divided by the number of tokens",
+    "reward_alone": "only the reward model: accuracy counts strict wins as in `prb evaluate`, half_credit ties half",
     "length": "the response with more tokens is preferred; ties count half",
     "seq_logprob": "sum of log p(y_t), p ~ pi exp(lambda r): of tokens whose reward is not computed (all but the most "
     "likely `candidates` and y_t) the reward is taken to be that of the text before them",
-    "seq_logprob_topk": "the same, normalised over the candidates and y_t alone",
+    "seq_logprob_topk": "the same, normalised over only the candidates and y_t",
     "token_score_sum": "sum of log pi(y_t) + lambda r(y_<=t)",
     "seq_score": "log pi(y) + lambda r(y)",
     "_lennorm": "divided by the number of tokens",

@@ -372,7 +372,7 @@ PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
     "(Pearson's, Spearman's, Kendall's), else the BCa bootstrap over models. The noise of users is in the figures, and "
     "is not added again; null with too few models",
     "without_noise": "Pearson's correlation, with its interval, of the figures that infinitely many users would give "
-    "(errors in variables); null where the models differ by no more than the noise of users",
+    "(errors in variables); null if the models differ by no more than the noise of users",
     "p_holm": "p adjusted by the method of Holm (1979) for all measures, figures and behaviours",
     "p": "permutation test: how many orders of the behaviour are at least as far out; two-sided, for ndcg and rbo "
     "one-sided; all orders for at most 8 models, else 9,999 random ones",

@@ -50,7 +50,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n: the best score among the highest labels is above the best of the others; "
     "a tie is not a win",
     "ci95": "95 % interval over {over}, {method}; null with fewer than six clusters",
-    "ci95_reason": "why ci95 is null; null where there is an interval (so for every key that ends in _reason)",
+    "ci95_reason": "why ci95 is null; null if there is an interval (likewise for every key that ends in _reason)",
     "ties": "comparisons in which those two scores are equal",
     "half_credit_accuracy": "(strict wins + ties / 2) / n; shown in tables where ties exceed one in a hundred",
     "mean_margin": "mean of the best score among the highest labels minus the best of the others",
@@ -64,7 +64,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "user_accuracy_ci95_reason": "why user_accuracy_ci95 is null",
     "users_testable": "users who would be served if all their rows were won",
     "coverage": "share of the testable users who are served: whose accuracy is above chance (1/K for one best of K "
-    "responses) by a one-sided exact binomial test at 0.05; null where nobody is testable",
+    "responses) by a one-sided exact binomial test at 0.05; null if nobody is testable",
     "coverage_reason": "why coverage is null",
     "coverage_ci95": "95 % score interval (Wilson) over the testable users{served}",
     "coverage_ci95_reason": "why coverage_ci95 is null",
@@ -74,7 +74,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "testable users, at 0.05",
     "crossed": "null where no two users judge the same responses (not looked for in data that are read by windows); "
     "else the number of clusters of responses, and whether a cluster is a whole set of responses or a single one",
-    "truncated": "comparisons of which any text was cut",
+    "truncated": "comparisons with any cut text",
     "truncation": "how much was cut in all, by kind",
     "length_baseline": "accuracy of always preferring the longest response (characters), same rows",
     "baselines": "the same figures for each baseline; difference = accuracy minus the baseline's, paired, with a 95 % "
@@ -153,7 +153,7 @@ def _definitions(clusters: Clusters) -> dict[str, str]:
     over = clusters.over
     score = _SCORE.format(over=_ONE_OF[over])
     if over == OVER_USERS and any(user is None for user in clusters.users):
-        over = "users (a row without a user is a cluster of its own)"
+        over = "users (a row without a user counts as a separate cluster)"
     if clusters.responses is None:
         method, paired, served = score, f"over {over}", ""
     else:

@@ -158,8 +158,8 @@ def correlate(
         ]
         if len(known) < LEAST_MODELS:
             raise RunError(
-                f"{one.name}: expected at least {LEAST_MODELS} reward models that are in --scores too, found "
-                f"{len(known)}: {', '.join(known) or 'none'}; in --behaviour alone: "
+                f"{one.name}: expected at least {LEAST_MODELS} reward models that are also in --scores, found "
+                f"{len(known)}: {', '.join(known) or 'none'}; only in --behaviour: "
                 f"{', '.join(figure.label for figure in strangers) or 'none'}"
             )
         columns = [place for place, name in enumerate(runs) if name in known]
@@ -243,7 +243,7 @@ def _shown_interval(
     elif bounds is None:
         reason = undefined
     elif bounds[0] == bounds[1]:
-        reason = "the same in every draw, which says nothing of other users"
+        reason = "the same in every draw, so nothing is known about other users"
     return {"ci95": None if reason else bounds, "ci95_reason": reason}
 
 
@@ -370,8 +370,8 @@ def _verdict(accuracies: Sequence[float]) -> str:
     """Return a sentence on whether this number of models resolves an order, and the range of their accuracies."""
     count = len(accuracies)
     text = (
-        f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of orders that have "
-        f"nothing to do with each other has a standard error of {tau_error(count):.2f}"
+        f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of unrelated "
+        f"orders has a standard error of {tau_error(count):.2f}"
     )
     unresolved = f": fewer than {RESOLVED_FROM} models, so the order is not resolved"
     return text + (unresolved if count < RESOLVED_FROM else "")

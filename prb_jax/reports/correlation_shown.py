@@ -93,10 +93,10 @@ def _models(correlation: Mapping[str, Any]) -> Table:
     figures += [figure for model in correlation["models"] for figure in model["behaviour"].values()]
     note, unmatched = "[..] 95 % interval over users" + _reasons(figures), correlation["unmatched"]
     if unmatched["scores"]:
-        note += f"\nin --scores alone, left out: {', '.join(unmatched['scores'])}"
+        note += f"\nonly in --scores, left out: {', '.join(unmatched['scores'])}"
     if unmatched["behaviour"]:
         names = dict.fromkeys(f"{one['reward_model']} ({one['behaviour']})" for one in unmatched["behaviour"])
-        note += f"\nin --behaviour alone, left out: {', '.join(names)}"
+        note += f"\nonly in --behaviour, left out: {', '.join(names)}"
     return Table.of("Reward models", models, columns, words=2, note=note)
 
 

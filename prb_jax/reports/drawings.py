@@ -76,8 +76,8 @@ def draw_reliability(curve: Mapping[str, Any]) -> Drawing | Paragraph:
         _on_axes(draw, "confidence of the pick", "share of right picks", size=(4.6, 4.0)),
         "Reliability diagram",
         f"Expected calibration error {curve['ece']:.3f}: picks are right in {curve['right']:.1%} of the comparisons, "
-        f"with a mean confidence of {curve['confidence']:.1%}. A point on the dotted line means what it says; a larger "
-        "point holds more comparisons.",
+        f"with a mean confidence of {curve['confidence']:.1%}. Points on the dotted line are perfectly calibrated; a "
+        "larger point holds more comparisons.",
     )
 
 

@@ -70,7 +70,9 @@ def _result(run: FinishedRun) -> Iterator[Block]:
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     if told := told_of(summary.get("hints") or {}):
-        yield Paragraph(f"The model was told beside the profile: {told}.", UPPER_BOUND in summary["hints"])
+        yield Paragraph(
+            f"The model was told, in addition to the profile: {told}.", UPPER_BOUND in summary["hints"]
+        )
     shown = scorers(summary, name=model)
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
     yield headline(shown, title="The model, its controls and the baselines", note=note)
@@ -197,8 +199,8 @@ def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
     shares = {
         "the preferred response is the longest one": "preferred_is_longest",
         "the longest response has the best score": "picks_longest",
-        f"accuracy where the preferred response is the longest ({bias['n_longest']:,})": "accuracy_longest",
-        f"accuracy where it is not ({bias['n_shorter']:,})": "accuracy_shorter",
+        f"accuracy if the preferred response is the longest ({bias['n_longest']:,})": "accuracy_longest",
+        f"accuracy if it is not ({bias['n_shorter']:,})": "accuracy_shorter",
     }
     rows = [(name, number(bias[key])) for name, key in shares.items()]
     note = f"{bias['equal']:,} comparisons have no single longest response. Definition: {LENGTH_DEFINITION}."
@@ -223,8 +225,8 @@ def _posts(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         "Accuracy by number of posts",
         points,
         xlabel="posts of the profile that the model saw",
-        description="Each point holds the comparisons with so many posts; bars are 95 % intervals. Users with many "
-        "posts are other users than those with few: this is no effect of posts.",
+        description="Each point has the comparisons with this number of posts; bars are 95 % intervals. Users with "
+        "many posts differ from users with few, so this is not the effect of posts.",
     )
     yield Table("Accuracy by number of posts", ("posts", "comparisons", "accuracy"), rows)
 

@@ -116,7 +116,7 @@ def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Bloc
     pairs = [chosen[place] for place in order if place in chosen]
     note = (
         f"{len(pairs):,} of {len(run.rows):,} comparisons, lowest margin first: the worst of all, the worst of each "
-        "subset and of each user, as many as have room. Text that is too long loses its end here, and says so."
+        "subset and of each user, as many as fit. Long texts are cut here, with a note."
     )
     subsets, users = (sorted({pair[key] for pair in pairs}) for key in ("subset", "user"))
     yield PairList(note, pairs, subsets, users)

@@ -101,9 +101,7 @@ def prepare_push(
     for path in evaluations:
         evaluation = read_finished(path)
         if evaluation.record["inputs"].get("model", {}).get("files") != digests:
-            raise RunError(
-                f"{path}: evaluates another model than that of {run}: the digests of the files differ"
-            )
+            raise RunError(f"{path}: evaluates another model than {run}: the digests of the files differ")
         runs.append(evaluation)
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
     if not any(path.name == "config.json" for path in files):
@@ -245,7 +243,7 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
     view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts", "max_length"))
     yield f"- shown to the model: {_inline(view)}"
     if told := told_of(inputs.get("hints") or {}):
-        yield f"- told beside the profile: {_inline(told)}"
+        yield f"- told in addition to the profile: {_inline(told)}"
     if (quantized := inputs.get("model", {}).get("quantize")) is not None:
         yield f"- weights quantised for this evaluation: {_inline(str(quantized))}"
     if inputs.get("limit") is not None:

@@ -142,9 +142,7 @@ def _sweep(folder: Path, name: str, runs: Mapping[int, FinishedRun]) -> Chapter:
 
 def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Mapping[Path, str]) -> Chapter:
     """Return a chapter with all runs in one table, and comparisons of runs on the same data."""
-    note = (
-        "Each with the interval of its own run; paired differences say more than two intervals side by side."
-    )
+    note = "Each run has its own interval; to compare two runs, paired differences are more precise than two intervals."
     blocks: list[Block] = [
         headline({titles[run.path]: run.summary for run in runs}, title="All runs", note=note)
     ]

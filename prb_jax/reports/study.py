@@ -25,7 +25,7 @@ RESULTS: Final = "results.json"
 _WIDE: Final = 6  # maximum number of columns of shots
 _NO_INFORMATION: Final = 1e-9  # nats; less information than this is only rounding
 _PARTS: Final = {
-    "unseen": "people on whom nothing was fitted",
+    "unseen": "people not used for fitting",
     "seen": "held-out comparisons of people that were fitted on",
 }
 _BEATEN: Final = {None: "", True: "beaten", False: "not beaten"}
@@ -200,11 +200,11 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"{summary['users']:,} people, {summary['choices']:,} choices"
     yield from (f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count)
     if alone := summary["users_with_one_choice"]:
-        yield f"{alone:,} people have one choice alone: nothing to adapt on beside it"
+        yield f"{alone:,} people have only one choice: there is nothing to adapt on"
     if any(telling := summary["choices_that_tell_a_query"]):
         yield (
-            f"{max(telling):,} choices share a response with one to be predicted of the same person: nobody is adapted "
-            "on them, and nothing is fitted on them"
+            f"{max(telling):,} choices share a response with a choice to predict of the same person: methods are "
+            "neither adapted nor fitted on them"
         )
     if posts := summary["posts_that_judge_a_candidate"]:
         yield f"{posts:,} posts that judge a response of the same person's comparisons were taken away"
@@ -216,7 +216,7 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
             both = check.get("wrapper_both_ways")
             told = "" if both is None else f"; {both:.0%} of the texts with it both win and lose"
             yield (
-                f"{check['wrapper']} goes with the choices: a classifier that reads nothing else is right in "
+                f"{check['wrapper']} correlates with the choices: a classifier that only uses this is right in "
                 f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
             )
     elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
@@ -254,9 +254,9 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
     }
     title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
     note = (
-        f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
-        f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
-        "that the interval of the gain lies above 0; ± Monte Carlo standard error of "
+        f"the data have {plan['people']:,} people; given the true prior, {plan['shots']} choices are worth "
+        f"{ceiling['choices']:+.4f} over an unknown person, and full knowledge of the person {ceiling['person']:+.4f}; "
+        "power: chance that the interval of the gain is above 0; ± Monte Carlo standard error of "
         f"{plan['repeats']} simulated studies"
     )
     needed = plan["needed"]
@@ -292,11 +292,13 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         f"information in nats; a question at random: {mean:.4f}; known of this person so far: {known:.4f}"
     ]
     if known < max(information):
-        notes.append("not enough is known of this person: one more answer tells more than all that is known")
+        notes.append(
+            "not enough is known of this person: one more answer would tell more than everything known so far"
+        )
     if max(information) < _NO_INFORMATION:
         notes.append(
-            "no answer tells anything: when the method was fitted, it found nothing in which people differ, so that "
-            "it is the same for everybody; `numbers` in study.json says what was chosen"
+            "no answer tells anything: the fitted method found no differences between people, so it is the same for "
+            "everybody; `numbers` in study.json has the chosen settings"
         )
     if questions[0].pref_rule is not None:
         columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
@@ -343,8 +345,8 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     picture = drawing(
         partial(curves_figure, rows),
         "Few-shot curves",
-        "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
-        "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
+        "Accuracy on people not used for fitting, against the number of a person's comparisons that a method is "
+        "adapted on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
     )
     every = "Every method, number of shots and control"
     blocks = [

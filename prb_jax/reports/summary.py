@@ -45,7 +45,7 @@ def gains(controls: Summaries) -> list[str]:
     """Return the results of the controls, one sentence each."""
     said = {
         "blind": "knowing this user gains {}, against no profile",
-        "swap": "this user's profile gains {}, against that of another user",
+        "swap": "this user's profile gains {}, against another user's profile",
     }
     return [
         said[control].format(signed(figures["difference"], figures["difference_ci95"]))
@@ -150,9 +150,9 @@ def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
             f"correction; {summary['coverage_by_chance']:.3f} by chance"
         )
     if told := told_of(summary.get("hints") or {}):
-        yield f"{label}: was told beside the profile: {told}"
+        yield f"{label}: was told, in addition to the profile: {told}"
     if known := summary.get("users_fitted_on"):
-        yield f"{label}: was fitted on {known:,} of these users, so that its figures are not those of new people"
+        yield f"{label}: was fitted on {known:,} of these users, so its figures do not apply to new people"
     if unknown := summary.get("unknown_users"):
         yield f"{label}: {unknown:,} users are unknown to it"
     for reason, count in (summary.get("history_left_out") or {}).items():

@@ -66,8 +66,8 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         named = labels[:1] + [label if label[:2].isupper() else label.lower() for label in labels[1:]]
         steps = max(row["step"] for row in rows)
         description = (
-            f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: of training (thin: each step; thick: "
-            "running mean) and of validation where there was any."
+            f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: for training (thin: each step; thick: "
+            "running mean) and validation, if any."
         )
         blocks.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
     else:

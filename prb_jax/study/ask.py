@@ -92,7 +92,7 @@ def ask(
     if left_out:
         odd = next(one for one in known if all(one is not other for other in kept))
         raise DataError(
-            f"user: comparison {quote(odd.id)} tells nothing: {', '.join(left_out)}; leave it out"
+            f"user: comparison {quote(odd.id)} is uninformative: {', '.join(left_out)}; remove it"
         )
     for one in pool:
         if len(one.responses) != 2 or one.responses[0] == one.responses[1]:

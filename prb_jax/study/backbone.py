@@ -73,7 +73,7 @@ def features_of(
     if _holds_features(backbone):
         if options is not None and options != FeatureOptions():
             raise RunError(
-                f"{backbone}: holds features already; options of the model have no effect: leave them out"
+                f"{backbone}: already contains features, so options of the model have no effect; remove them"
             )
         store = open_features(backbone)
         store.check_inputs(as_recorded({"data": inputs.to_json()}))

@@ -328,7 +328,7 @@ def load_personalised(folder: str | Path, *, mesh: str | Mesh | None = None) -> 
     fitted = read_fitted(Path(folder).expanduser())
     if lacking := set(fitted.method.needs) - SUPPORTED:
         raise RunError(
-            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which no new comparison has"
+            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which new comparisons lack"
         )
     backbone = fitted.facts["backbone"]
     opened = dict(backbone["opened_with"])

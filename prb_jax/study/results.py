@@ -33,43 +33,43 @@ _LEARNED: Final = (
 """Figures of how well a method learns from k comparisons."""
 
 DEFINITIONS: Final[Mapping[str, str]] = {
-    "split": "unseen: people on whom nothing was fitted or chosen; seen: held-out choices of people that the method "
-    "was fitted on",
+    "split": "unseen: people not used for fitting or choosing settings; seen: held-out choices of people that the "
+    "method was fitted on",
     "shots": "comparisons of a person that the method is adapted on; a person who has fewer is adapted on all of them",
-    "short": "people who have fewer comparisons to be adapted on than shots",
-    "reached": "people who have as many; where nobody has, accuracies, differences and p are null",
+    "short": "people with fewer comparisons to adapt on than shots",
+    "reached": "people with at least this many; if there are none, accuracies, differences and p are null",
     "reason": "why the figures are null",
     "ties": "queries whose two responses have the same score",
     "accuracy": "strict wins / n; a tie is not a win. Every choice counts once, in the first split that asks for it",
     "user_accuracy": "mean over people of their accuracies",
     "accuracy_ci95": "95 % interval over people, two-way over people and responses where several people judge the same "
     "responses",
-    "diff_to_pooled": "accuracy minus that of pooled Bradley-Terry on the same choices, with a paired interval; "
-    "diff_to_offset likewise, to pooled with an offset of each user at the same shots",
-    "diff_to_no_user": "accuracy minus that of the same method when nothing is known of the person, not even a profile",
+    "diff_to_pooled": "accuracy minus the accuracy of pooled Bradley-Terry on the same choices, with a paired "
+    "interval; diff_to_offset likewise, to pooled with an offset of each user at the same shots",
+    "diff_to_no_user": "accuracy minus the same method's accuracy for an unknown person without a profile",
     "log_loss": "mean of -log of the probability of the choice, the sigmoid of the margin, with the interval of a mean "
     "over the same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
     "the other on the same choices; below 0 is better",
     "ece": "expected calibration error of these probabilities, 20 bins",
     "brier": "mean of (1 - the probability of the choice)^2",
-    "gain_from_user": "accuracy minus that with the state of another person",
+    "gain_from_user": "accuracy minus the accuracy with another person's state",
     "p_log_loss": "two-sided, of log_loss_diff_to_pooled: t test with the standard error of its interval. The log-loss "
     "is the primary endpoint: it sees how sure a method is, and so more than whether a choice is right",
     "p": "the same of diff_to_pooled",
     "p_log_loss_holm": "p_log_loss adjusted by the method of Holm (1979) for all methods and shots of the same split",
     "p_holm": "likewise p",
-    "above_offset": "whether the interval of diff_to_offset lies above 0",
-    "seconds_fit": "of a method that trains the backbone with the rewards of all responses under its adapters",
-    "seconds_adapt_per_user": "with the largest number of shots, compiled; all people together, by their number",
-    "bytes_per_user": "of the state of a person, on the device",
-    "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
-    "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
-    "shuffled user": "a control: each person is scored with the state of another one of the same part",
+    "above_offset": "whether the interval of diff_to_offset is above 0",
+    "seconds_fit": "seconds to fit; with a trained backbone, includes the rewards of all responses under the adapters",
+    "seconds_adapt_per_user": "seconds to adapt with the most shots, compiled; all people together, by their number",
+    "bytes_per_user": "bytes of one person's state on the device",
+    "disk_bytes_per_user": "bytes of the first split's states in states/METHOD, divided by the number of people",
+    "no user": "a control: the method's state for an unknown person without a profile",
+    "shuffled user": "a control: each person is scored with the state of another person of the same part",
     "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
     "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
     "figures, means over 8 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
     "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
-    "no profile": "a control: the method is adapted on the comparisons alone",
+    "no profile": "a control: the method is adapted only on the comparisons",
 }
 
 

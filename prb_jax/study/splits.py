@@ -288,8 +288,8 @@ def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool =
         f"the wrapping of the responses tells the labels: {name} alone marks the "
         f"{'preferred' if weights[strongest] > 0 else 'rejected'} ones, and a classifier that reads nothing else is "
         f"right in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not "
-        f"fitted on (chance: {chance:.3f}). Write both responses of a comparison in the same way, or, where they are "
-        "so by themselves, let it pass with --relax wrapper: every table will say so"
+        f"fitted on (chance: {chance:.3f}). Write both responses of a comparison in the same way. If the "
+        "difference is genuine, allow it with --relax wrapper; every table will state this"
     )
 
 

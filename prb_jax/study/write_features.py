@@ -101,7 +101,7 @@ def write_feature_part(
     )
     if chosen.profile_posts and not embedder.gives_rewards:
         raise RunError(
-            f"profile_posts: {embedder.name} gives no reward, which a reward model alone does; leave it out"
+            f"profile_posts: {embedder.name} gives no reward, because it is not a reward model; remove it"
         )
     decided = {
         "model": embedder.identity(),

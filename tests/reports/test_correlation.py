@@ -86,7 +86,7 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         "correlate", "--scores", *scores, "--behaviour", folders / "behaviour", "--out", out, "--draws", 200,
         "--lineage", lineage,
     )  # fmt: skip
-    for said in ("not resolved", "in --scores alone, left out: m0", "left out: stranger (quality)"):
+    for said in ("not resolved", "only in --scores, left out: m0", "left out: stranger (quality)"):
         assert said in " ".join(shown.split())
     written = json.loads((out / "correlate.json").read_text())
     assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")

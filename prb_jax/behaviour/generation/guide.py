@@ -112,7 +112,9 @@ def guide(
             "reference: the policy alone has no reward: expected a reward beside it, or no reference"
         )
     elif history is not None:
-        raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
+        raise DataError(
+            "history: a policy without a reward model learns no users: expected a reward model, or no history"
+        )
     judge: Any = None if quality is None else open_scorer(quality, of_quality)
     result = sample_data(
         opened,

@@ -77,11 +77,11 @@ def why_not_by_token(reward: Any) -> str | None:
     """Return why a scorer cannot reward prefixes of a response; None if it can."""
     if not isinstance(reward, RewardModel):
         weights = isinstance(reward, Scorer) and reward.has_weights
-        return "it rewards whole responses alone" if weights else "it is no reward model with weights"
+        return "it rewards only whole responses" if weights else "it is no reward model with weights"
     if not isinstance(reward.tokenizer, ChatTokenizer) or not isinstance(reward.config, DecoderConfig):
-        return "it is an encoder: it reads whole responses alone"
+        return "it is an encoder: it reads only whole responses"
     if not is_pointwise(reward.config):
-        return "its head looks at more than one token: it reads whole responses alone"
+        return "its head uses more than one token: it reads only whole responses"
     return None
 
 

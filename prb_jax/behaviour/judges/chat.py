@@ -174,8 +174,8 @@ class InWords:
                 longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, asked))
                 if longest > limit:
                     raise IdsTooLongError(
-                        f"comparison {quote(name)}: {longest:,} tokens without any post, more than the {limit:,} "
-                        "beside which a reply fits"
+                        f"comparison {quote(name)}: {longest:,} tokens even without posts; expected at most "
+                        f"{limit:,}, to leave room for a reply"
                     )
             return asked
 

@@ -155,7 +155,7 @@ class JudgeOptions:
             )
         if paper and self.hints.given:
             names = ", ".join(f"--{name}" for name in self.hints.given)
-            raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
+            raise RunError(f"{names}: the paper's prompts cannot include them: leave it out")
         if self.reason and paper:
             raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
         generative = GENERATIVE.get(self.protocol)
@@ -172,7 +172,7 @@ class JudgeOptions:
                 raise RunError(f"{names}: the paper's protocols decide how their judges reply: leave it out")
             if local and not (self.reason or generative):
                 raise RunError(
-                    f"{names}: a MODEL replies in words with --reason alone: add it, or leave this out"
+                    f"{names}: a MODEL replies in words only with --reason: add it, or leave this out"
                 )
         for flag, number, least in (("--reason-tokens", self.reason_tokens, 1), ("--votes", self.votes, 1)):
             if number is not None and number < least:
@@ -204,7 +204,7 @@ class JudgeOptions:
         if self.protocol == RANKING and local and not self.reason:
             raise RunError("--protocol ranking: a MODEL names the best response in words: add --reason")
         if self.top_logprobs is not None and local:
-            raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
+            raise RunError("--top-logprobs: a MODEL on this machine gives all probabilities: leave it out")
         if self.top_logprobs is not None and self.top_logprobs < 1:
             raise RunError(f"--top-logprobs: expected a number above 0, found {self.top_logprobs}")
         if self.min_mass is not None:

@@ -150,7 +150,7 @@ class PairJudge(JudgeProtocol):
         if figures.get("low_letter_mass") == len(rows):
             return figures | nothing_read(
                 "the model would reply with neither A nor B, whose probability is "
-                f"{figures['mean_letter_mass']:.2g} in the mean (--min-mass, --reason)",
+                f"{figures['mean_letter_mass']:.2g} on average (--min-mass, --reason)",
                 undefined=True,
             )
         return figures | nothing_read(undefined=True)

@@ -184,7 +184,7 @@ def check_rubric(comparison: Comparison) -> None:
     """Raise DataError if a comparison has no rubric."""
     if not comparison.rubric_aspects:
         raise DataError(
-            f"comparison {quote(comparison.id)}: has no rubric_aspects, by which responses could be rated"
+            f"comparison {quote(comparison.id)}: has no rubric_aspects, which rating a rubric requires"
         )
 
 

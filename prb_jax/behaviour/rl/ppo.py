@@ -167,7 +167,9 @@ def ppo(
             )
             if unknown := opened.unknown(comparisons):
                 names = listed(sorted(unknown))
-                loop.say(f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: {names}")
+                loop.say(
+                    f"reward: has no data about {len(unknown)} users, who are scored as unknown users: {names}"
+                )
         loop.facts = {"kl_coefficient": float(loop.facts.get("kl_coefficient", settings.kl.coefficient))}
         loop.reason = _reason_to_stop(loop, settings)
         for step in loop.steps():

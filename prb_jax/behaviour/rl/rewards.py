@@ -140,7 +140,7 @@ class Reward:
             if blank and self.settings.empty is None:
                 raise RunError(
                     f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
-                    "be scored; scoring.empty=NUMBER says what such a rollout is worth"
+                    "be scored; scoring.empty=NUMBER sets the score of such rollouts"
                 )
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
@@ -274,5 +274,5 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
         if given[name] != unset[name] and kinds.isdisjoint(users):
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(
-                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(given[name])}"
+                f"config key 'scoring.{name}': not used by {names}; remove it, found {quote(given[name])}"
             )

@@ -207,7 +207,7 @@ def _warnings(folder: Path, resolved: ResolvedModel, chat: ChatTokenizer) -> lis
         said.append("config.json has a normaliser of rewards: it is not applied, rewards are the head's own")
     read = {name for name, _ in config.layout.side_files}
     if beside := sorted(path.name for path in folder.glob("*value_head*") if path.name not in read):
-        said.append(f"not read, as the weights have a head of their own: {', '.join(beside)}")
+        said.append(f"not read, because the weights include a head: {', '.join(beside)}")
     if isinstance(config.head, Linear) and config.head.bias:
         said.append(f"{config.head.bias_key} is added to every reward")
     return said

@@ -55,7 +55,7 @@ def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, s
     ids = f"ids {', '.join(map(str, stop_ids))}"
     return {
         "kind": "a language model: prb sample, judge, guide and ppo take it",
-        "logits": "from the input embeddings" if head.tied else "from a matrix of their own (lm_head)",
+        "logits": "from the input embeddings" if head.tied else "from a separate matrix (lm_head)",
         "a text ends at": ids if stop_ids else "the longest length: no id ends it",
     }
 
@@ -225,8 +225,9 @@ def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: Vie
             f"for the prompt: {listed(list(map(repr, refused)), most=5)}"
         )
     return {
-        f"lengths, {view.protocol}": f"{len(whole):,} comparisons, {counted(view.profile_posts, 'post')}: {middle:,} "
-        f"tokens in the middle, 95 % up to {high:,}, longest {whole[-1]:,} (prompt and longest response, nothing cut)",
+        f"lengths, {view.protocol}": f"{len(whole):,} comparisons, {counted(view.profile_posts, 'post')}; "
+        f"median {middle:,} tokens, 95 % up to {high:,}, longest {whole[-1]:,} "
+        "(prompt and longest response, nothing cut)",
         f"at {limit:,} tokens, {view.protocol}": "\n".join(effects) or "nothing is cut",
     }
 
