@@ -132,5 +132,5 @@ def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path):
     with pytest.raises(RunError, match="aspects: baseline:length reads no prompt"):
         prb.evaluate("baseline:length", data, aspects="oracle", progress=False)
     most = opened.context - 5
-    with pytest.raises(DataError, match=r"comparison 'c0'.*without any post"):
+    with pytest.raises(DataError, match=r"comparison 'c0'.*even without posts"):
         prb.plan_aspects(policy, data, out=tmp_path / "long", max_new_tokens=most, progress=False)
