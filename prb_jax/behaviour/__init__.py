@@ -1,1 +1,1 @@
-"""What comes of a score: sampled, guided and judged texts, and policies trained by rewards."""
+"""What scores are used for: sampled, guided and judged texts, and policies trained with rewards."""

@@ -1,1 +1,1 @@
-"""Numbers from scored rows: accuracy and ties, intervals, the summary. Nothing here knows models or files."""
+"""Figures from scored rows: accuracy and ties, intervals, the summary. Independent of models and files."""

@@ -1,8 +1,8 @@
-"""Who won: strict wins, ties and margins of scored rows, and their counts per user.
+"""Outcomes: strict wins, ties and margins of scored rows, and their counts per user.
 
 A row is won if the best score among the responses with the highest label is strictly greater than
 the best score among all others. For a pair this is chosen > rejected. A tie (both equal) is not a
-win; ties are counted apart. A row of one response holds the grade that somebody gave it.
+win; ties are counted separately. A row with one response contains a grade.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from prb_jax.errors import DataError, quote, short_repr
 class ScoredRow:
     """One comparison with its scores, as a line of ``scores.jsonl``."""
 
-    id: str  # of the comparison
-    subset: str | None  # of the comparison, or None
-    user_id: str | None  # of the comparison, or None
-    scores: Sequence[float]  # [K] rewards; of a graded row the one grade
-    labels: Sequence[float]  # [K] numbers, higher is better, not all equal; [1.0] of a graded row
-    tokens: int = 0  # how many tokens the model read for this row
+    id: str  # id of the comparison
+    subset: str | None  # subset of the comparison, or None
+    user_id: str | None  # user of the comparison, or None
+    scores: Sequence[float]  # [K] rewards; for a graded row, the grade
+    labels: Sequence[float]  # [K] numbers, higher is better, not all equal; [1.0] for a graded row
+    tokens: int = 0  # number of tokens that the model read for this row
     # how much of the text was cut: a count, or counts by kind (posts, tokens)
     truncated: int | Mapping[str, int] = 0
 
@@ -33,7 +33,7 @@ class ScoredRow:
 
     @property
     def is_graded(self) -> bool:
-        """Whether the row is one response with a grade, read from the log of another harness."""
+        """Whether the row is one response with a grade, read from another harness's log."""
         return len(self.scores) == 1
 
     @property
@@ -46,7 +46,7 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What came of n rows, in their order."""
+    """Outcomes of n rows, in order."""
 
     margins: np.ndarray  # [n] float64, best score among the highest labels minus the best of the others
 
@@ -84,17 +84,19 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
     Above 0 is a win, 0 a tie.
 
     Raises:
-      DataError: naming ``id``, for scores that are not finite, another number of labels than of
-        scores, or labels that are all equal.
+      DataError: scores are not finite, the numbers of labels and scores differ, or labels are all
+        equal; names ``id``.
     """
     if len(scores) == 2 == len(labels) and math.isfinite(labels[0] - labels[1]):
-        # a pair, the common case; whatever is odd about it is named by the general path below
+        # fast path for pairs, the common case; the general path below reports any error
         difference = float(scores[0]) - float(scores[1])
         if math.isfinite(difference) and labels[0] != labels[1]:
             return difference if labels[0] > labels[1] else -difference
     values = [float(s) for s in scores]
     if len(values) != len(labels):
-        raise DataError(f"row {quote(id)}: {len(values)} scores for {len(labels)} labels; expected as many")
+        raise DataError(
+            f"row {quote(id)}: {len(values)} scores for {len(labels)} labels; expected equal numbers"
+        )
     for k, value in enumerate(values):
         if not math.isfinite(value):
             raise DataError(f"row {quote(id)}: scores[{k}] is {value}; expected a finite number")
@@ -112,13 +114,13 @@ def outcomes(rows: Sequence[ScoredRow]) -> Outcomes:
     """Return wins, ties and margins of rows.
 
     Raises:
-      DataError: as ``margin``.
+      DataError: same as ``margin``.
     """
     return Outcomes(np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64))
 
 
 def group_counts(wins: np.ndarray, groups: Sequence[str | None]) -> GroupCounts:
-    """Sum ``wins`` [n] by group; every row whose group is None counts as a group of its own."""
+    """Sum ``wins`` [n] by group; every row whose group is None counts as a separate group."""
     index: dict[str | int, int] = {}
     keys = (row if group is None else group for row, group in enumerate(groups))
     of_row = np.fromiter((index.setdefault(key, len(index)) for key in keys), np.int64, len(groups))

@@ -1,18 +1,17 @@
-"""How much annotators agree beyond chance, with intervals: Krippendorff's alpha, Fleiss' and Cohen's kappa, Gwet's AC1.
+"""Agreement of annotators beyond chance, with intervals: Krippendorff's alpha, Fleiss' and Cohen's kappa, Gwet's AC1.
 
-A table [U, R] holds the category that each of R annotators gave to each of U units, a number from 0, and ``MISSING``
-where an annotator gave none. All coefficients are computed for B resamples at once: weights say how often each unit
-and each annotator was drawn. A pair of ratings counts as often as the product of the weights of its two annotators.
-No annotator is paired with himself, so that one who is drawn twice does not agree with himself. With weights of 1
-the coefficients are the published ones:
+A table [U, R] contains the category that each of R annotators gave to each of U units, a number from 0, or ``MISSING``.
+All coefficients are computed for B resamples at once: weights count how often each unit and each annotator was drawn. A
+pair of ratings is weighted by the product of the weights of its two annotators. Annotators are never paired with
+themselves, so drawing one twice adds no agreement. With weights of 1 the coefficients are the published ones:
 
 - alpha: Krippendorff, "Content Analysis" (2004), chapter 11, nominal and ordinal; units with one rating do not count.
 - Fleiss' kappa and AC1: Gwet, "Handbook of Inter-Rater Reliability" (4th ed., 2014), chapters 2 and 5, where units may
-  have different numbers of ratings: the observed agreement is that of the units with two ratings or more, the shares of
-  the categories are those of all units.
-- Cohen's kappa: Cohen (1960), of the units that both annotators rated.
+  have different numbers of ratings: the observed agreement uses the units with two ratings or more, the shares of the
+  categories use all units.
+- Cohen's kappa: Cohen (1960), on the units that both annotators rated.
 
-A coefficient is NaN where it is not defined: no unit with two ratings, or no disagreement that chance could make.
+A coefficient is NaN if it is undefined: no unit has two ratings, or disagreement by chance is impossible.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ NOMINAL: Final = "nominal"
 ORDINAL: Final = "ordinal"
 Level = Literal["nominal", "ordinal"]
 
-DRAWS: Final = 2000  # resamples of an interval
-_AT_ONCE: Final = 2_000_000  # numbers in the largest array, about
-_LEAST_DEFINED: Final = 0.95  # share of the resamples in which a coefficient is defined
+DRAWS: Final = 2000  # resamples for an interval
+_AT_ONCE: Final = 2_000_000  # approximate size of the largest array
+_LEAST_DEFINED: Final = 0.95  # minimum share of the resamples in which a coefficient is defined
 
 
 def agreement(
@@ -47,15 +46,15 @@ def agreement(
     """Return the coefficients of a table, [B] each.
 
     Args:
-      table: int [U, R], categories from 0, or ``MISSING``.
-      categories: how many there are, including those that nobody gave.
-      level: of measurement: "nominal", or "ordinal" for alpha alone.
-      units: [B, U], how often each unit was drawn; one resample of each once where it is not given.
-      annotators: [B, R], likewise; [1, R] where they are the same in all resamples.
+      table: Categories from 0, or ``MISSING``, int [U, R].
+      categories: Number of categories, including unused ones.
+      level: Level of measurement: "nominal", or "ordinal" (only for alpha).
+      units: How often each unit was drawn, [B, U]; by default one resample with each unit once.
+      annotators: The same for annotators, [B, R]; [1, R] if they are the same in all resamples.
 
     Returns:
-      {"alpha"}, and of nominal categories also {"fleiss", "ac1", "observed"}: the last one is the share of the pairs of
-      ratings that are equal, the mean over units.
+      {"alpha"}, and for nominal categories also {"fleiss", "ac1", "observed"}: the last one is the share of equal pairs
+      of ratings, the mean over units.
     """
     table = np.asarray(table)
     units = np.ones((1, len(table))) if units is None else units
@@ -75,8 +74,8 @@ def agreement(
 def cohen(
     first: np.ndarray, second: np.ndarray, *, categories: int, units: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return Cohen's kappa [B] of two annotators: ``first`` and ``second`` are int [U], all else as of
-    :func:`agreement`."""
+    """Return Cohen's kappa [B] of two annotators: ``first`` and ``second`` are int [U]; the other arguments are
+    the same as for :func:`agreement`."""
     first, second = np.asarray(first), np.asarray(second)
     weights = np.ones((1, len(first))) if units is None else np.asarray(units, np.float64)
     both = (first != MISSING) & (second != MISSING)
@@ -92,12 +91,12 @@ def cohen(
 def _agreement(
     given: np.ndarray, level: Level, drawn: np.ndarray, annotators: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The coefficients of ``given`` [U, R, C], whether an annotator gave a category to a unit."""
+    """Return the coefficients of ``given`` [U, R, C]: whether an annotator gave a category to a unit."""
     drawn, weights = np.asarray(drawn, np.float64), np.asarray(annotators, np.float64)
     flat = given.transpose(1, 0, 2).reshape(given.shape[1], -1)
     shape = (len(weights), given.shape[0], given.shape[2])
     rated = (weights @ flat).reshape(shape)
-    itself = (weights**2 @ flat).reshape(shape)  # what pairs of an annotator with himself would add
+    itself = (weights**2 @ flat).reshape(shape)  # pairs of an annotator with itself
     ratings = rated.sum(axis=-1)
     pairs = ratings**2 - itself.sum(axis=-1)
     paired = pairs > 0.5
@@ -127,7 +126,7 @@ def _agreement(
 
 
 def _over_units(drawn: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The sum over units [B, C, D] of left [B or 1, U, C] times right [B or 1, U, D], each as often as it was drawn."""
+    """Return the sum over drawn units [B, C, D] of left [B or 1, U, C] times right [B or 1, U, D]."""
     if len(left) == 1:
         products = (left[0, :, :, None] * right[0, :, None, :]).reshape(len(left[0]), -1)
         return (drawn @ products).reshape(len(drawn), left.shape[-1], right.shape[-1])
@@ -135,7 +134,7 @@ def _over_units(drawn: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.nd
 
 
 def _alpha(together: np.ndarray, level: Level) -> np.ndarray:
-    """Krippendorff's alpha [B] of coincidences [B, C, C]."""
+    """Return Krippendorff's alpha [B] of coincidences [B, C, C]."""
     of_category = together.sum(axis=-1)
     if level == ORDINAL:
         middle = np.cumsum(of_category, axis=-1) - of_category / 2
@@ -156,10 +155,10 @@ def _beyond_chance(observed: np.ndarray, expected: np.ndarray, defined: np.ndarr
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure about judgements with its intervals. What cannot be computed is None; ``reasons`` say why by its name.
+    """A figure about judgements with its intervals. Undefined entries are None; ``reasons`` explain them by name.
 
-    ``ci95`` is the 95 % interval over items, or over clusters of them, judged by these annotators; ``ci95_annotators``
-    the one over both items and annotators, as draws from many.
+    ``ci95`` is the 95 % interval over items, or clusters of items, for fixed annotators. ``ci95_annotators`` treats
+    both items and annotators as random draws.
     """
 
     value: float | None
@@ -187,10 +186,10 @@ def agreement_with_intervals(
     """Return the coefficients of :func:`agreement` with percentile bootstrap intervals, over units and over both.
 
     Args:
-      table, categories, level: as of :func:`agreement`.
-      clusters: [U] units of one cluster are drawn together, as the two responses of one pair; None for units alone.
-      over: what a cluster is called in reasons, in the plural.
-      draws, seed: of the resamples.
+      table, categories, level: Same as for :func:`agreement`.
+      clusters: [U] clusters of units that are drawn together, e.g. the two responses of one pair; None for units.
+      over: Name of the clusters in reasons, in the plural.
+      draws, seed: Number and seed of the resamples.
     """
     table = np.asarray(table)
     rng = np.random.default_rng(seed)
@@ -225,9 +224,9 @@ def cohen_with_interval(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Estimate:
-    """Return Cohen's kappa of two annotators [U] with its interval over units; other two would have another kappa.
+    """Return Cohen's kappa of two annotators [U] with its interval over units, for these two annotators only.
 
-    Arguments as of :func:`agreement_with_intervals`.
+    The arguments are the same as for :func:`agreement_with_intervals`.
     """
     both = (np.asarray(first) != MISSING) & (np.asarray(second) != MISSING)
     first, second = np.asarray(first)[both], np.asarray(second)[both]
@@ -242,8 +241,8 @@ def cohen_with_interval(
 
 
 def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
-    """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` clusters of items, which are called
-    ``over`` in the plural, or annotators."""
+    """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` annotators, or clusters of items,
+    whose plural name is ``over``."""
     if clusters < LEAST_CLUSTERS:
         reason = f"{clusters} {over}; an interval needs at least {LEAST_CLUSTERS}"
         return {"ci95": reason, "ci95_annotators": reason}
@@ -254,7 +253,7 @@ def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
 
 
 def _draw_units(names: Sequence[Hashable], draws: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each unit is drawn, [draws, U]; units of one name together."""
+    """Return how often each unit is drawn, [draws, U]; units with the same name are drawn together."""
     number: dict[Hashable, int] = {}
     of_unit = [number.setdefault(name, len(number)) for name in names]
     if not number:
@@ -265,7 +264,7 @@ def _draw_units(names: Sequence[Hashable], draws: int, rng: np.random.Generator)
 def _estimate(
     value: float, resampled: Mapping[str, np.ndarray], clusters: int, annotators: int, over: str
 ) -> Estimate:
-    """A coefficient with percentile intervals of its resamples, by the names of the intervals."""
+    """Return a coefficient with percentile intervals of its resamples, by the names of the intervals."""
     if np.isnan(value):
         reason = "no two annotators judged the same item" if clusters == 0 else "all judgements are equal"
         return Estimate(None, reasons={"value": reason})

@@ -1,8 +1,8 @@
-"""The best of k samples: what a selector that takes the highest reward gets, for every k up to N.
+"""The best of k samples: expected quality for a selector that takes the highest reward, for every k up to N.
 
-Two estimators of the same expectation. The *unbiased* one averages over all subsets of k of the N samples (as pass@k
-does, Chen et al. 2021), and has the least variance; the *first-k* one looks at the first k samples alone, as the
-scripts of Personalised RewardBench do.
+Two estimators of the same expectation. The *unbiased* one averages over all subsets of k of the N samples (like pass@k,
+Chen et al. 2021), and has the least variance. The *first-k* one uses only the first k samples, like the scripts of
+Personalised RewardBench.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from prb_jax.errors import DataError
 
 
 def sizes_up_to(samples: int) -> list[int]:
-    """Return 1, 2, 4, ... up to ``samples``, which is the last one."""
+    """Return 1, 2, 4, ... and finally ``samples``."""
     sizes = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
     return [*sizes, samples]
 
 
 def subset_weights(samples: int, size: int) -> np.ndarray:
-    """Return how probable it is that the best of ``size`` samples is the i-th worst of all: float64 [N].
+    """Return the probability that the best of ``size`` samples is the i-th worst of all, float64 [N].
 
     The samples are drawn from N = ``samples`` without replacement: C(i, k - 1) / C(N, k) for i = 0, ..., N - 1,
-    computed from the best one down, so that no number is large.
+    computed from the best one down to avoid large numbers.
     """
     if not 1 <= size <= samples:
         raise DataError(f"k: expected 1 to {samples}, found {size}")
     weights = np.zeros(samples)
-    # The best of all is in the subset with k / N; each next one only if all better ones are not.
+    # The best of all is in the subset with k / N; each next one counts only if all better ones are absent.
     weight = size / samples
     for rank in range(samples - 1, size - 2, -1):
         weights[rank] = weight
@@ -42,10 +42,10 @@ def subset_weights(samples: int, size: int) -> np.ndarray:
 def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
     """Return the expected quality of the sample with the highest reward among ``size``, over all subsets.
 
-    Rewards and quality are float [N]; equal rewards are drawn from at random.
+    Rewards and quality are float [N]; ties are broken at random.
 
     Raises:
-      DataError: the size is not 1 to N, or the two do not have one number for each sample.
+      DataError: the size is not 1 to N, or rewards and quality do not match the samples one to one.
     """
     rewards, quality = _checked(rewards, quality)
     weights = subset_weights(len(rewards), size)
@@ -58,9 +58,9 @@ def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
 
 
 def best_of_first(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
-    """Return the quality of the sample with the highest reward among the first ``size``; of equal ones, the first.
+    """Return the quality of the sample with the highest reward among the first ``size``; ties go to the first one.
 
-    Arguments and errors as of :func:`best_of_k`.
+    Arguments and errors are the same as for :func:`best_of_k`.
     """
     rewards, quality = _checked(rewards, quality)
     if not 1 <= size <= len(rewards):
@@ -80,8 +80,8 @@ class Point:
 
 
 def curve(rewards: Sequence[np.ndarray], quality: Sequence[np.ndarray], sizes: Sequence[int]) -> list[Point]:
-    """Return the curve of a selector over prompts, from rewards and quality [N] of each; N may differ. A prompt with
-    fewer samples than a size counts with all it has."""
+    """Return the curve of a selector over prompts, from rewards and quality [N] of each; N may differ. Prompts with
+    fewer samples than a size use all of them."""
     points = []
     for size in sizes:
         pairs = list(zip(rewards, quality, strict=True))

@@ -1,4 +1,4 @@
-"""What scores are worth: whether they mean what Bradley-Terry says, and whether they go with length."""
+"""Meaning of scores: whether they are calibrated Bradley-Terry probabilities, and how they depend on length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prb_jax.metrics.accuracy import ScoredRow, margin
 
 CALIBRATION_DEFINITION: Final = (
     "the confidence in a comparison is the largest softmax of its scores (for a pair: the Bradley-Terry probability of "
-    "the pick, at least 0.5); the pick is right if it has the highest label, and counts by its share where several "
+    "the pick, at least 0.5); the pick is right if it has the highest label, with partial credit if several "
     "responses tie for the best score; bins of equal width; ece = the mean over comparisons of |share right - mean "
     "confidence| of their bins; brier = the mean of (confidence - 1)^2 where the pick is right and of confidence^2 "
     "where it is wrong (Brier 1950), which also rewards a scorer that knows which of its picks are right"
@@ -30,20 +30,20 @@ LENGTH_DEFINITION: Final = (
 def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
     """Return the expected calibration error of scores read as probabilities, and its bins.
 
-    The definition is that of Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3, for the
+    The definition follows Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3, for the
     probabilities of the Bradley-Terry (K > 2: softmax) model that the training loss of reward models assumes. Bins have
-    equal width between 0 and 1: a pair fills the upper half alone.
+    equal width between 0 and 1: pairs only fill the upper half.
 
     Returns:
-      "ece", "brier", "confidence" (mean), "right" (share, ties by their share), and "bins": for each one that is not
-      empty "low", "high", "n", "confidence" and "right".
+      "ece", "brier", "confidence" (mean), "right" (share, with partial credit for ties), and "bins": "low", "high",
+      "n", "confidence" and "right" of each non-empty bin.
 
     Raises:
-      DataError: as `prb_jax.metrics.accuracy.margin`.
+      DataError: same as `prb_jax.metrics.accuracy.margin`.
     """
     picks = []
     for row in rows:
-        margin(row.scores, row.labels, id=row.id)  # refuses what cannot be compared
+        margin(row.scores, row.labels, id=row.id)  # raises for rows that cannot be compared
         best, top = max(row.scores), max(row.labels)
         picked = [label for score, label in zip(row.scores, row.labels) if score == best]
         confidence = 1 / math.fsum(math.exp(score - best) for score in row.scores)
@@ -52,7 +52,7 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
 
 
 def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20) -> dict[str, Any]:
-    """Return what :func:`calibration` does, from the confidence [n] of each pick and whether it is right [n]."""
+    """Return the result of :func:`calibration` from each pick's confidence [n] and whether it is right [n]."""
     place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
     parts = []
     for number in np.unique(place):
@@ -76,14 +76,14 @@ def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20)
 
 
 def log_losses(rows: Sequence[ScoredRow]) -> np.ndarray:
-    """Return, for each row [n], minus the logarithm of the softmax of its scores on the responses with the best label.
+    """Return, for each row [n], minus the log of the softmax of its scores on the responses with the best label.
 
     Raises:
-      DataError: as `prb_jax.metrics.accuracy.margin`.
+      DataError: same as `prb_jax.metrics.accuracy.margin`.
     """
     losses = []
     for row in rows:
-        margin(row.scores, row.labels, id=row.id)  # refuses what cannot be compared
+        margin(row.scores, row.labels, id=row.id)  # raises for rows that cannot be compared
         scores, top = np.array(row.scores, np.float64), max(row.labels)
         best = scores[[label == top for label in row.labels]]
         losses.append(np.logaddexp.reduce(scores) - np.logaddexp.reduce(best))
@@ -91,15 +91,15 @@ def log_losses(rows: Sequence[ScoredRow]) -> np.ndarray:
 
 
 def length_bias(rows: Sequence[ScoredRow], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return how the picks of a scorer go with the lengths [K] of the responses of each row.
+    """Return how the picks of a scorer depend on the lengths [K] of the responses of each row.
 
     Returns:
       "n" comparisons with a longest response and "equal" without one; of the n, the shares "preferred_is_longest" and
       "picks_longest"; "n_longest" and "n_shorter" comparisons whose preferred response is or is not the longest, with
-      "accuracy_longest" and "accuracy_shorter" (None where there are none).
+      "accuracy_longest" and "accuracy_shorter" (None for no comparisons).
 
     Raises:
-      DataError: another number of lengths than of scores; and as `prb_jax.metrics.accuracy.margin`.
+      DataError: the numbers of lengths and scores differ; or `prb_jax.metrics.accuracy.margin` raises it.
     """
     wins: dict[bool, list[bool]] = {True: [], False: []}  # by whether the preferred response is the longest
     picks = equal = 0

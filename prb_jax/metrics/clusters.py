@@ -1,8 +1,8 @@
-"""What rows have in common, a user or the responses that are judged, and how far it makes them depend on each other.
+"""Clusters of rows, by user or by judged responses, and how strongly they correlate rows.
 
-Rows that share a user, or responses, are correlated. Where the two responses of a pair occur in other pairs too, rows
-that share any of their responses are. From these correlations follow the variance of a mean of rows, and its degrees of
-freedom; `prb_jax.metrics.uncertainty` makes intervals of them.
+Rows that share a user or responses are correlated. If the two responses of a pair also occur in other pairs, rows that
+share any of their responses are correlated. These correlations give the variance of a mean of rows, and its degrees of
+freedom; `prb_jax.metrics.uncertainty` computes intervals from them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ OVER_COMPARISONS: Final = "comparisons"
 
 _COARSE = np.concatenate([[0.0], np.geomspace(1e-5, 0.9, 40), [0.95, 0.99, 1 - 1e-9]])
 _FINE_STEPS = 16
-_SURELY: Final = 2.5  # standard errors below 0, from which a covariance is taken for negative
-_LEAST: Final = 1e-3  # of the variance of independent rows, that a mean has at least
+_SURELY: Final = 2.5  # standard errors below 0 at which a covariance counts as negative
+_LEAST: Final = 1e-3  # minimum variance of a mean, relative to independent rows
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """For n rows, in their order, what makes them depend on each other."""
+    """Dependence of n rows, in order."""
 
-    users: tuple[str | None, ...]  # [n] the user of each row; None for a row that is a cluster of its own
-    # [n] keys of the responses that are judged in each row, where several users judge the same ones (crossed
-    # data): one key for the whole set of responses, or two for a pair whose responses also occur in other
-    # pairs. None where the data are not crossed
+    users: tuple[str | None, ...]  # [n] the user of each row; None for a row that is a separate cluster
+    # [n] keys of the responses judged in each row, if several users judge the same ones (crossed data): one key
+    # for the whole set of responses, or two for a pair whose responses also occur in other pairs. None if the
+    # data are not crossed
     responses: tuple[tuple[str, ...], ...] | None = None
-    derived: bool = False  # whether the users were derived from shared posts, because the data name none
+    derived: bool = False  # whether the users were derived from shared posts, because the data name no users
 
     __repr__ = short_repr
 
     @property
     def over(self) -> str:
-        """What an interval is taken over: "users", "users derived from ...", or "comparisons"."""
+        """Units of an interval: "users", "users derived from ...", or "comparisons"."""
         if all(user is None for user in self.users):
             return OVER_COMPARISONS
         return OVER_DERIVED_USERS if self.derived else OVER_USERS
@@ -61,7 +61,7 @@ class Clusters:
 
 
 def shared_rows(users: Sequence[str | None], responses: Sequence[Sequence[str]]) -> int:
-    """Return how many rows have a response that another user judges too, from the user and the keys of each row [n]."""
+    """Return the number of rows with a response that another user judges too, given user and keys of each row [n]."""
     first: dict[str, str | None] = {}
     shared: set[str] = set()
     for user, keys in zip(users, responses, strict=True):
@@ -76,8 +76,8 @@ def shared_rows(users: Sequence[str | None], responses: Sequence[Sequence[str]])
 def crossed_keys(sets: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """Return the keys by which rows are clustered, from the keys of all responses of each row.
 
-    A response that always occurs in the same set needs no key beside that of its set. The two responses of
-    a pair keep a key each where one of them also occurs in another pair.
+    A response that always occurs in the same set is covered by the key of its set. The two responses of a pair keep
+    separate keys if one of them also occurs in another pair.
     """
     whole = [tuple(sorted(keys)) for keys in sets]
     of_response: dict[str, set[tuple[str, ...]]] = {}
@@ -91,13 +91,13 @@ def crossed_keys(sets: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 class Components:
-    """Connected components: disjoint sets of nodes, each known by its root; a node that was never named is alone."""
+    """Connected components: disjoint sets of nodes, each identified by its root; unknown nodes are separate sets."""
 
     def __init__(self) -> None:
         self._parent: dict[Hashable, Hashable] = {}
 
     def root(self, node: Hashable) -> Hashable:
-        """Return the node that stands for all nodes that are joined with this one by now."""
+        """Return the current representative of the set that contains this node."""
         parent = self._parent
         while parent.setdefault(node, node) != node:
             parent[node] = parent[parent[node]]  # halve the path
@@ -105,18 +105,18 @@ class Components:
         return node
 
     def join(self, node: Hashable, other: Hashable) -> None:
-        """Put two nodes, and what belongs to each, together; the root is that of the other."""
+        """Merge the sets of two nodes; the root of the second one remains."""
         self._parent[self.root(node)] = self.root(other)
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What rows may have in common, a user or a response: the clusters of n rows by it."""
+    """Clusters of n rows by a common property: a user or a response."""
 
     by: str  # `USERS`, `RESPONSES` or `BOTH`
-    rows: np.ndarray  # int [m], rows, each as often as it has clusters
-    groups: np.ndarray  # int [m], the cluster of each, 0 to G - 1
-    size: np.ndarray  # int [G], rows of each cluster
+    rows: np.ndarray  # int [m], row indices, one for each cluster that a row belongs to
+    groups: np.ndarray  # int [m], cluster of each entry, 0 to G - 1
+    size: np.ndarray  # int [G], number of rows of each cluster
 
     __repr__ = short_repr
 
@@ -129,15 +129,15 @@ class Factor:
         return self.sums(values) * self.sums(others) - self.sums(values * others)
 
     def neighbours(self, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Return, for each row, the sum of the values of the other rows of its clusters, times a scale [G] of each."""
+        """Return, for each row, the sum of the other rows' values in its clusters, scaled by [G] for each cluster."""
         of_group = (scale * self.sums(values))[self.groups] - scale[self.groups] * values[self.rows]
         return np.bincount(self.rows, of_group, len(values))
 
     def precision(self, correlation: float) -> np.ndarray:
-        """Return the weights [G], of sum 1, with which clusters tell their correlation; 0 for a cluster of one row.
+        """Return the weights [G], of sum 1, of clusters in an estimate of their correlation; 0 for a single row.
 
-        They are the inverse variances of the mean product of two values of a cluster, where values are normal and have
-        this correlation.
+        They are the inverse variances of the mean product of two values of a cluster, for normal values with this
+        correlation.
         """
         n = np.maximum(self.size, 2).astype(np.float64)
         variance = ((1 + (n - 1) * correlation) ** 2 + (1 - correlation) ** 2 / (n - 1)) / n**2
@@ -145,23 +145,23 @@ class Factor:
         return weights / weights.sum()
 
     def degrees(self, correlation: float) -> float:
-        """Return the degrees of freedom of a variance between clusters: one less than the effective number of clusters
-        that tell it; for clusters of one size, G - 1."""
+        """Return the degrees of freedom of a variance between clusters: the effective number of informative clusters
+        minus 1; for clusters of one size, G - 1."""
         return max(1 / math.fsum(self.precision(correlation) ** 2) - 1, 2 / 3)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of n rows and the factors they share, in an order that does not depend on that of the data.
+    """Values of n rows and the factors they share, in an order that does not depend on the order of the data.
 
-    The working model of an interval: rows have one variance, and the covariances of two rows that share a user, or a
-    response, are one share (a correlation) of it each, which add up.
+    The working model of an interval: all rows have the same variance. Two rows that share a user, or a response, have a
+    covariance that is a fixed share (a correlation) of this variance; the covariances of several factors add up.
     """
 
     values: np.ndarray  # float64 [n]
-    weights: np.ndarray  # float64 [n], of sum 1
-    factors: tuple[Factor, ...]  # those by which any two rows belong together
-    clusters: int  # the smaller one of the numbers of users and of responses
+    weights: np.ndarray  # float64 [n], with sum 1
+    factors: tuple[Factor, ...]  # factors that any two rows share
+    clusters: int  # number of users or of responses, whichever is smaller
 
     __repr__ = short_repr
 
@@ -172,34 +172,34 @@ class Sample:
 
     @cached_property
     def alone(self) -> float:
-        """The variance of the mean of independent rows of variance 1."""
+        """Variance of the mean of independent rows with variance 1."""
         return math.fsum(self.weights**2)
 
     @cached_property
     def shared(self) -> tuple[float, ...]:
-        """For each factor, what comes to it where rows are equal within each cluster: the part of different rows."""
+        """For each factor, the covariance part of the mean's variance if all rows of each cluster were equal."""
         return tuple(math.fsum(factor.pairs(self.weights, self.weights)) for factor in self.factors)
 
     def variance(self, correlations: Sequence[float]) -> float:
-        """Return the variance of the mean in units of that of a row, with a correlation for each factor."""
+        """Return the variance of the mean, in units of a row's variance, with a correlation for each factor."""
         shared = math.fsum(rho * part for rho, part in zip(correlations, self.shared, strict=True))
         return max(self.alone + shared, _LEAST * self.alone)
 
     def degrees(self, correlations: Sequence[float], *, factor: float = 1.0) -> float:
-        """Return the degrees of freedom of this variance, between those of its parts.
+        """Return the degrees of freedom of this variance, between the degrees of its parts.
 
-        It has a part between the clusters of each factor and one within all, each with its own degrees of freedom. The
-        inverse degrees are averaged, weighted by the parts. Satterthwaite (1946) has squared weights in their place,
-        which are right for parts that are estimated well; here a correlation of 0 may be estimated for one that is not.
+        It has a part between the clusters of each factor and one within all, each with separate degrees of freedom. The
+        inverse degrees are averaged, weighted by the parts. Satterthwaite (1946) uses squared weights, which are right
+        for well-estimated parts; here an estimated correlation of 0 may be wrong.
 
         Args:
-          correlations: of the factors.
-          factor: by which the degrees of the parts between clusters are multiplied.
+          correlations: Correlations of the factors.
+          factor: Multiplier for the degrees of the parts between clusters.
         """
         most, total = max(len(self.values) - 1.0, 1.0), self.variance(correlations)
         squares, inverse, parts = self.weights**2, 0.0, 0.0
         for one, rho, shared in zip(self.factors, correlations, self.shared, strict=True):
-            # a row that is alone in its cluster tells nothing of the correlation, and its part is one within
+            # a row that is alone in its cluster has no information on the correlation; its part is within clusters
             keys = len(one.rows) // len(self.values)
             alone = math.fsum(squares[one.rows[one.size[one.groups] > 1]]) / keys
             part = abs(rho) * (alone + shared) / total
@@ -231,7 +231,7 @@ def sample_of(values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | N
 
 
 def _numbers(names: Sequence[str | None]) -> np.ndarray:
-    """A number for each name, in the order of the names; -1 for none."""
+    """Return a number for each name, in the order of the names; -1 for None."""
     number: dict[str | None, int] = {
         name: place for place, name in enumerate(sorted({name for name in names if name is not None}))
     }
@@ -240,7 +240,7 @@ def _numbers(names: Sequence[str | None]) -> np.ndarray:
 
 
 def _factor(by: str, columns: Sequence[np.ndarray]) -> Factor:
-    """The factor of one key of each row [n], or of two."""
+    """Return the factor given by one or two keys of each row [n]."""
     _, groups, size = np.unique(np.stack(columns, axis=1), return_inverse=True, return_counts=True)
     return Factor(by, np.repeat(np.arange(len(columns[0])), len(columns)), groups.reshape(-1), size)
 
@@ -248,14 +248,14 @@ def _factor(by: str, columns: Sequence[np.ndarray]) -> Factor:
 def mean_variance(sample: Sample) -> tuple[float, list[float]]:
     """Return an unbiased variance of the weighted mean, and the correlation of each factor (0 to 1).
 
-    Covariances come from products of the residuals of two rows of a cluster, in which clusters count by
-    `Factor.precision`. The found mean shares the errors of the rows. So the expected products are linear in the
-    variance and the covariances, and the linear equations are solved.
+    Covariances are estimated from products of the residuals of two rows of a cluster, with clusters weighted by
+    `Factor.precision`. The estimated mean shares the errors of the rows, so the expected products are linear in the
+    variance and the covariances. Solving the linear equations removes the bias.
 
-    A covariance below 0 is taken for 0 unless it is surely negative, 2.5 standard errors of independent rows below:
-    where two answers are shown to people who disagree, a scorer that does not know them is right for just one.
+    A negative covariance is set to 0 unless it is 2.5 standard errors of independent rows below 0. Truly negative ones
+    exist: if two people disagree about the same answers, a scorer that ignores them is right for just one.
 
-    Without a factor it is the usual variance of a mean; for clusters of one size it is that of the clusters' means.
+    Without a factor this is the usual variance of a mean; for clusters of one size, the variance of the cluster means.
     """
     n, factors = len(sample.values), sample.factors
     residuals, ones = sample.values - sample.mean, np.ones(n)
@@ -296,7 +296,7 @@ def mean_variance(sample: Sample) -> tuple[float, list[float]]:
 
 
 def _pair_weights(factor: Factor, residuals: np.ndarray) -> np.ndarray:
-    """The weight [G] of each pair of rows of a cluster in the covariance, by the correlation that is found with it."""
+    """Return the weight [G] of each pair of rows of a cluster in the covariance, iterated with its correlation."""
     counts, correlation = np.maximum(factor.size * (factor.size - 1.0), 1.0), 0.05
     products = factor.pairs(residuals, residuals) / counts / np.mean(residuals**2)
     for _ in range(3):
@@ -305,8 +305,8 @@ def _pair_weights(factor: Factor, residuals: np.ndarray) -> np.ndarray:
 
 
 def _overlap(factor: Factor, scale: np.ndarray, other: Factor, n: int) -> float:
-    """The sum over pairs of rows of a factor, with a scale of each cluster, of how many clusters of the other they
-    share."""
+    """Return the sum over pairs of rows of a factor, scaled by cluster, of the number of clusters of the other factor
+    that they share."""
     of_row = other.groups[np.argsort(other.rows, kind="stable")].reshape(n, -1)
     cells = factor.groups[:, None] * len(other.size) + of_row[factor.rows]
     cells, counts = np.unique(cells, return_counts=True)
@@ -314,30 +314,30 @@ def _overlap(factor: Factor, scale: np.ndarray, other: Factor, n: int) -> float:
 
 
 def user_keys(users: Sequence[str | None]) -> list[Hashable]:
-    """Return the cluster of each row: its user, or the row itself where it has none."""
+    """Return the cluster of each row: its user, or the row itself if it has no user."""
     return [("row", i) if user is None else ("user", user) for i, user in enumerate(users)]
 
 
 def equal_users(users: Sequence[str | None]) -> np.ndarray:
-    """Return weights of rows [n] that count every user the same; a row without a user is a user."""
+    """Return weights of rows [n] that count every user equally; a row without a user counts as a user."""
     keys = user_keys(users)
     rows = Counter(keys)
     return np.array([1 / rows[key] for key in keys])
 
 
 def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
-    """Return a function of a mean m that gives the most likely correlation within clusters, if m is the true mean.
+    """Return a function that maps a true mean m to the most likely correlation within clusters.
 
-    Cluster c has ``wins[c]`` of ``rows[c]``, one or more, from a beta-binomial distribution with mean m and correlation
-    r: its own rate is drawn from a beta distribution with the parameters m (1 - r) / r and (1 - m) (1 - r) / r. The
-    correlation is 0 where all clusters have one rate, and 1 where a cluster wins or loses everything.
+    Cluster c has ``wins[c]`` of ``rows[c]`` rows (at least one), from a beta-binomial distribution with mean m and
+    correlation r: its win rate is drawn from a beta distribution with parameters m (1 - r) / r and (1 - m) (1 - r) / r.
+    The correlation is 0 if all clusters have the same rate, and 1 if each cluster wins or loses everything.
     """
-    from scipy.special import gammaln  # scipy takes long to import
+    from scipy.special import gammaln  # scipy is slow to import
 
     counted = [np.unique(values, return_counts=True) for values in (wins, rows - wins, rows)]
 
     def likelihood(mean: float, correlation: np.ndarray) -> np.ndarray:
-        # at 0 the beta distribution is a point: there the logarithm of a plain binomial
+        # at 0 the beta distribution is a point: use the logarithm of a plain binomial
         some = np.where(correlation > 0, correlation, 0.5)
         scale = (1 - some) / some
         starts = (mean * scale, (1 - mean) * scale, scale)

@@ -1,4 +1,4 @@
-"""Who is served: each user's number of wins, tested against chance."""
+"""Coverage: which users are served, by testing each user's number of wins against chance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVEL: Final = 0.05
 
 
 def chance(labels: Sequence[float]) -> float:
-    """Return the probability that scores without meaning win a row: 1/K where one of K responses is the best."""
+    """Return the probability that random scores win a row: 1/K if one of K responses is the best."""
     top = max(labels)
     return sum(label == top for label in labels) / len(labels)
 
@@ -41,20 +41,20 @@ def coverage(
     """Test each user's number of wins against chance, and return the entries of a summary about it.
 
     Args:
-      users, wins, chances: [n] of each row: its user, whether it is won, and the probability that it is by chance.
+      users, wins, chances: [n] for each row: its user, whether it is won, and the probability of winning by chance.
       responses: Keys [n] of the responses of each row, as in `Clusters`, if several users judge the same ones.
 
     Returns:
       "users_testable", who would be served if all their rows were won; of these "coverage", the share with a p-value of
       at most 0.05, with its interval, "coverage_by_chance", the mean size of the tests, and
-      "coverage_benjamini_hochberg", the share after correction; None with "coverage_reason" where nobody is testable.
+      "coverage_benjamini_hochberg", the share after correction; None with "coverage_reason" if nobody is testable.
     """
     won: Counter[str] = Counter()
     rows: dict[str, Counter[float]] = {}
     for user, win, probability in zip(users, wins, chances, strict=True):
         won[user] += bool(win)
         rows.setdefault(user, Counter())[probability] += 1
-    p_values: dict[str, float] = {}  # of the testable users
+    p_values: dict[str, float] = {}  # p-values of the testable users
     sizes, found, expected, most = [], [], [], 0
     for user, counts in rows.items():
         tails, count = win_tails(tuple(sorted(counts.items()))), won[user]
@@ -92,11 +92,11 @@ def coverage(
 
 
 def _crossed(served: np.ndarray, wins: np.ndarray, clusters: Clusters, *, slope: float) -> Interval:
-    """Return the interval of the share of users who are served [U], where users judge the same responses.
+    """Return the interval of the share of served users [U], if users judge the same responses.
 
-    Wilson's interval, with the variance over users plus the one over responses. The latter is the part of the variance
-    of users' mean accuracy that responses are behind, times the squared slope of the coverage in this accuracy; the
-    share in its denominator counts half a user more on either side, so that it is never 0 or 1.
+    Wilson's interval, with the variance over users plus the variance over responses. The latter is the responses' part
+    of the variance of users' mean accuracy, times the squared slope of the coverage in this accuracy. The share in its
+    denominator adds half a user on either side, so it is never 0 or 1.
     """
     sample = sample_of(wins, clusters, weights=equal_users(clusters.users))
     if sample.clusters < LEAST_CLUSTERS:
@@ -117,11 +117,11 @@ def _crossed(served: np.ndarray, wins: np.ndarray, clusters: Clusters, *, slope:
 
 
 def _pivotal_rows(wins: int, rows: int, *, needed: int) -> float:
-    """Return the expected number of rows of a user of which each alone decides whether the user is served, where wins
-    are binomial with the user's rate.
+    """Return the expected number of a user's rows that each decide whether the user is served, if wins are binomial
+    with the user's rate.
 
-    The mean over users is the slope of the coverage in the accuracy (Russo's formula). The number that is found has the
-    same mean and varies more; the larger one of the two means is taken.
+    The mean over users is the slope of the coverage in the accuracy (Russo's formula). The observed number has the same
+    mean and varies more; the larger of the two means is used.
     """
     rate = (wins + 0.5) / (rows + 1)
     ways = math.lgamma(rows + 1) - math.lgamma(needed) - math.lgamma(rows - needed + 1)
@@ -129,7 +129,7 @@ def _pivotal_rows(wins: int, rows: int, *, needed: int) -> float:
 
 
 def benjamini_hochberg(values: Sequence[float]) -> np.ndarray:
-    """Return p-values adjusted so that the share of false discoveries is controlled (Benjamini and Hochberg 1995)."""
+    """Return p-values adjusted to control the share of false discoveries (Benjamini and Hochberg 1995)."""
     p = np.asarray(values, np.float64)
     order = np.argsort(p)[::-1]
     ranks = np.arange(len(p), 0, -1)
@@ -140,8 +140,8 @@ def benjamini_hochberg(values: Sequence[float]) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def win_tails(counts: tuple[tuple[float, int], ...]) -> np.ndarray:
-    """Return [n + 1] P(X >= k) for k of 0 to n, X the number of wins in so many rows of each probability."""
-    from scipy.special import bdtrc  # scipy takes long to import
+    """Return [n + 1] P(X >= k) for k from 0 to n; X is the number of wins, given (probability, rows) pairs."""
+    from scipy.special import bdtrc  # scipy is slow to import
 
     if len(counts) == 1:
         ((probability, rows),) = counts

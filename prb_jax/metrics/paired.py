@@ -1,7 +1,7 @@
-"""Several models on the same comparisons: paired differences, exact tests, and ranks that the data can tell apart.
+"""Several models on the same comparisons: paired differences, exact tests, and statistically distinct ranks.
 
-And whether a mean difference is small enough to make no difference, by two one-sided tests (TOST, Schuirmann 1987), and
-how large a one a test would have found, by the noncentral t distribution.
+Also tests whether a mean difference is negligible, by two one-sided tests (TOST, Schuirmann 1987), and computes the
+difference that a test would have detected, by the noncentral t distribution.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from prb_jax.metrics.uncertainty import Interval, difference_interval, grade_int
 LEVEL: Final = 0.05
 POWER: Final = 0.8
 HALF, LOSS = TIES = ("half", "loss")
-"""What a tie is worth in ranks and differences."""
+"""Value of a tie in ranks and differences."""
 
 COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n; a tie is not a win. Of the graded rows of another harness: their mean grade",
     "ties": "comparisons in which the two compared scores are equal",
     "half_credit_accuracy": "(strict wins + ties / 2) / n",
-    "tie_credit": "what a tie counts in ranks and differences: 0.5, so that coarse scores are not below fine ones; 0 "
+    "tie_credit": "value of a tie in ranks and differences: 0.5, so coarse scores do not rank below fine ones; 0 "
     "with --ties loss",
     "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
@@ -50,28 +50,28 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "higher grade",
     "n": "comparisons",
     "users": "distinct users among them",
-    "flips": "comparisons whose verdict (win, tie, loss; the grade, of graded rows) is another one by a than by b",
+    "flips": "comparisons whose verdict (win, tie, loss; the grade, of graded rows) differs between a and b",
     "scores": "of every response, the score by a minus the score by b: mean, rms (root mean square), max_abs; std_b, "
     "the standard deviation of the scores by b; Pearson and Spearman correlation of the two (null where either is "
     "constant)",
 }
-"""What the figures of a comparison mean."""
+"""Meaning of the figures of a comparison."""
 
 
 def mcnemar_p(only_a: np.ndarray | int, only_b: np.ndarray | int) -> np.ndarray:
     """Return two-sided exact p-values of McNemar's test (McNemar 1947, the binomial form).
 
-    How many comparisons only the first, and only the second, of two models wins: twice P(X <= the smaller) for X ~
-    Binomial(both, 1/2), at most 1.
+    The arguments count the comparisons that only the first, and only the second, of two models wins. The p-value is
+    twice P(X <= the smaller) for X ~ Binomial(sum, 1/2), at most 1.
     """
-    from scipy.special import bdtr  # scipy takes long to import
+    from scipy.special import bdtr  # scipy is slow to import
 
     a, b = np.asarray(only_a, np.int64), np.asarray(only_b, np.int64)
     return np.minimum(2 * bdtr(np.minimum(a, b).astype(np.float64), a + b, 0.5), 1.0)
 
 
 def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[M] p-values adjusted by the step-down method of Holm (1979), in the order of ``p_values``."""
+    """Return [M] p-values adjusted by the step-down method of Holm (1979), in the order of ``p_values``."""
     p = np.asarray(p_values, np.float64)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
@@ -90,22 +90,22 @@ def compare_rows(
     """Compare every two of several models that scored the same comparisons.
 
     Args:
-      runs: by name, the rows of each model; two or more, each comparison once, in any order.
-      clusters: of the rows of the first run, in their order; by their users where it is not given.
-      ties: one of `TIES`: a tie is worth half a win in ranks and differences, or nothing.
-      log_loss: also compare log-losses, of scores that are log-odds.
+      runs: Rows of each model by name; two or more, each comparison once, in any order.
+      clusters: Clusters of the rows of the first run, in their order; by default their users.
+      ties: One of `TIES`: a tie counts as half a win in ranks and differences, or as a loss.
+      log_loss: Also compare log-losses; requires scores that are log-odds.
 
     Returns:
       {"runs": [{name, accuracy, ci95, ties, half_credit_accuracy, rank_group}] from the best to the worst,
        "pairs": [{"a", "b", "difference", "ci95", "detectable", "p", "p_holm", "p_mcnemar", "n", "users", "flips",
        "scores"}] in the order of "runs",
        "tie_credit": 0.5 or 0},
-       with ``log_loss`` also "log_loss" and "log_loss_ci95" of runs, and of pairs "log_loss_difference",
-       "log_loss_ci95", "log_loss_p" and "log_loss_p_holm",
+       with ``log_loss`` also "log_loss" and "log_loss_ci95" of runs, and "log_loss_difference", "log_loss_ci95",
+       "log_loss_p" and "log_loss_p_holm" of pairs,
       plain JSON values, as ``COMPARISON_DEFINITIONS`` explains them.
 
     Raises:
-      DataError: fewer than two runs, or two that do not hold the same comparisons with the same users and labels.
+      DataError: there are fewer than two runs, or the runs differ in their comparisons, users or labels.
     """
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
@@ -164,7 +164,7 @@ def compare_rows(
 
 
 def add_holm(rows: Sequence[dict[str, Any]], *, p: str = "p") -> None:
-    """Add to each row that has a p-value the one that is adjusted for all of these, as ``p`` with "_holm"."""
+    """Add to each row with a p-value the Holm-adjusted value over all these rows, as ``p`` with "_holm"."""
     tested = [row for row in rows if row[p] is not None]
     for row, adjusted in zip(tested, holm([row[p] for row in tested]), strict=True):
         row[f"{p}_holm"] = float(adjusted)
@@ -195,8 +195,8 @@ def _add_log_losses(
 
 
 def _detectable(interval: Interval) -> float | None:
-    """The difference that a t test at `LEVEL` finds with a power of 80 %."""
-    from scipy.special import nctdtrinc, stdtrit  # scipy takes long to import
+    """Return the difference that a t test at `LEVEL` detects with a power of 80 %."""
+    from scipy.special import nctdtrinc, stdtrit  # scipy is slow to import
 
     if interval.standard_error is None or interval.degrees is None:
         return None
@@ -206,13 +206,13 @@ def _detectable(interval: Interval) -> float | None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Of n rows; each is the grade where rows are graded."""
+    """Arrays for n rows; for graded rows, grades and verdicts are the grades themselves."""
 
     rows: Sequence[ScoredRow]
     grades: np.ndarray  # 1 for a win, else 0
-    ties: np.ndarray  # bool; of grades there are none
+    ties: np.ndarray  # bool; all False for grades
     verdicts: np.ndarray  # win 1, tie 0, loss -1
-    scores: np.ndarray  # of all responses
+    scores: np.ndarray  # scores of all responses
 
 
 def _run(rows: Sequence[ScoredRow]) -> _Run:
@@ -224,7 +224,7 @@ def _run(rows: Sequence[ScoredRow]) -> _Run:
 
 
 def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], list[str | None]]:
-    """Each run in one order of the comparisons, and the user of each comparison."""
+    """Return each run in the same order of comparisons, and the user of each comparison."""
     (first, rows), *others = runs.items()
     place = _places(first, rows)
     result = {first: _run(rows)}
@@ -252,7 +252,7 @@ def _places(name: str, rows: Sequence[ScoredRow]) -> dict[str, int]:
 
 
 def _rank_groups(names: Sequence[str], apart: set[tuple[str, str]]) -> dict[str, int]:
-    """The group of each name, from 1: no two of a group are in ``apart``."""
+    """Return the group of each name, from 1: no two members of a group are in ``apart``."""
     groups: dict[str, int] = {}
     members: list[str] = []
     group = 1
@@ -265,7 +265,7 @@ def _rank_groups(names: Sequence[str], apart: set[tuple[str, str]]) -> dict[str,
 
 
 def _score_differences(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
-    """The figures of "scores" from a, b [n] float64, two scores of each response."""
+    """Return the entries of "scores" from a, b [n] float64, two scores for each response."""
     difference = a - b
     return {
         "mean": math.fsum(difference) / len(difference),
@@ -278,7 +278,7 @@ def _score_differences(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """[n] from 1; equal values share the mean of their ranks."""
+    """Return ranks [n] from 1; equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
@@ -293,8 +293,8 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 class Equivalence:
     """The result of two one-sided t tests of a mean difference, the ``estimate``.
 
-    ``p`` is the larger one of the two p-values: the difference is within the margin where it is below 0.05, which is
-    where ``ci90`` is within it.
+    ``p`` is the larger of the two p-values. The difference is within the margin if ``p`` is below 0.05, or
+    equivalently if ``ci90`` is within the margin.
     """
 
     estimate: float
@@ -308,11 +308,11 @@ class Equivalence:
 
 
 def tost(estimate: float, *, standard_error: float, degrees: float, margin: float) -> Equivalence:
-    """Test that a mean difference is within the margin, in its unit and above 0.
+    """Test that a mean difference is within the margin, which is above 0 and in the same unit.
 
-    The standard error of the estimate has so many ``degrees`` of freedom.
+    ``degrees`` are the degrees of freedom of the standard error.
     """
-    from scipy.special import stdtr, stdtrit  # scipy takes long to import
+    from scipy.special import stdtr, stdtrit  # scipy is slow to import
 
     assert margin > 0
     if standard_error > 0:
@@ -328,22 +328,23 @@ def tost(estimate: float, *, standard_error: float, degrees: float, margin: floa
 def smallest_shift(
     values: np.ndarray, *, standard_error: float, degrees: float, level: float, power: float = POWER
 ) -> float | None:
-    """Return the smallest shift of a mean of verdicts from 0.5 that its interval would have excluded with a power.
+    """Return the smallest shift of a mean of verdicts from 0.5 that its interval would have excluded with this power.
 
-    The variance within a shift is that of verdicts with as many ties as there are (fewer where the shift needs more
-    decided ones), times the design effect that was found: the variance over clusters to that of independent rows, at
-    least 1. Two further verdicts, one each way, are in the variance, as in the intervals of differences.
+    The variance under a shift assumes as many ties as observed (fewer if the shift needs more decided verdicts), times
+    the observed design effect: the variance over clusters relative to independent rows, at least 1. Two additional
+    verdicts, one each way, enter the variance, as in the intervals of differences.
 
     Args:
       values: [n] verdicts: 0, 0.5 for a tie, or 1.
-      standard_error, degrees: of their mean, over clusters, with the two further verdicts.
-      level: of the two-sided interval that must exclude 0.5.
-      power: share of the repetitions in which it does.
+      standard_error, degrees: Error and degrees of freedom of their mean, over clusters, with the two additional
+        verdicts.
+      level: Level of the two-sided interval that must exclude 0.5.
+      power: Share of the repetitions in which it does.
 
     Returns:
-      the shift, above 0 and at most 0.5; None where not even a shift of 0.5 would be found.
+      Shift, above 0 and at most 0.5; None if not even a shift of 0.5 would be detected.
     """
-    from scipy.special import nctdtrinc, stdtrit  # scipy takes long to import
+    from scipy.special import nctdtrinc, stdtrit  # scipy is slow to import
 
     n, further = len(values), 0.5 / len(values) ** 2
     needed = float(nctdtrinc(degrees, 1 - power, stdtrit(degrees, (1 + level) / 2)))

@@ -3,13 +3,13 @@
 The guided policy is p(v | x, y_<t) = pi(v | .) exp(lambda r(x, y_<t v)) / Z_t. The scores of a response y of T tokens:
 
 ``seq_logprob``       sum over t of log p(y_t | x, y_<t). The rewards of C likely tokens are known at every step; all
-                      others count in Z_t with the reward of the text before them, r(x, y_<t). With C = V it is
+                      others count in Z_t with the reward of the text before them, r(x, y_<t). With C = V this is
                       the full sum, and at lambda 0 it is the policy's own log-probability for every C.
-``seq_logprob_topk``  the same where Z_t is the sum over the C tokens and y_t alone.
+``seq_logprob_topk``  the same, but Z_t sums only over the C tokens and y_t.
 ``token_score_sum``   sum over t of log pi(y_t | .) + lambda r(x, y_<=t), not normalised.
 ``seq_score``         log pi(y | x) + lambda r(x, y).
 
-Each also divided by T (``_lennorm``). The score of a prefix takes its first tokens alone.
+Each also exists divided by T (``_lennorm``). The score of a prefix uses only its first tokens.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TOKEN_SCORES: Final = ("seq_logprob", "seq_logprob_topk", "token_score_sum")
 SCORES: Final = (*TOKEN_SCORES, SEQUENCE)
 LENNORM: Final = "_lennorm"
 NAMES: Final = tuple(name + end for name in SCORES for end in ("", LENNORM))
-"""All scores, in the order in which they are shown."""
+"""All scores, in display order."""
 
 FRACTIONS: Final = (0.1, 0.25, 0.5, 0.75, 1.0)
-"""Prefixes of a response that are scored too; the last one is all of it."""
+"""Fractions of a response at which prefixes are also scored; the last one is the whole response."""
 
 POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
     "policy_accuracy": "share of comparisons in which the preferred response has the highest score under the guided "
@@ -44,14 +44,14 @@ POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
     "curve": "policy accuracy of validation users and of the others, for every lambda",
     "prefixes": "policy accuracy where only the first part of every response is scored; rewards of prefixes are out of "
     "distribution for a reward model that was trained on whole responses",
-    "another_user": "policy accuracy where the reward model is shown profile and name of another user",
+    "another_user": "policy accuracy if the reward model sees another user's profile and name",
     "length_correlation": "Pearson's correlation of score and tokens over all responses",
-    "lambda_0": "the policy alone: by the sum of log-probabilities, and divided by the tokens",
-    "reward_alone": "the reward model alone: accuracy counts strict wins as `prb evaluate` does, half_credit ties half",
+    "lambda_0": "only the policy: by the sum of log-probabilities, and divided by the number of tokens",
+    "reward_alone": "only the reward model: accuracy counts strict wins as in `prb evaluate`, half_credit ties half",
     "length": "the response with more tokens is preferred; ties count half",
     "seq_logprob": "sum of log p(y_t), p ~ pi exp(lambda r): of tokens whose reward is not computed (all but the most "
     "likely `candidates` and y_t) the reward is taken to be that of the text before them",
-    "seq_logprob_topk": "the same, normalised over the candidates and y_t alone",
+    "seq_logprob_topk": "the same, normalised over only the candidates and y_t",
     "token_score_sum": "sum of log pi(y_t) + lambda r(y_<=t)",
     "seq_score": "log pi(y) + lambda r(y)",
     "_lennorm": "divided by the number of tokens",
@@ -60,16 +60,16 @@ POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What is known of a response of T tokens."""
+    """Log-probabilities and rewards of a response of T tokens."""
 
     logprobs: np.ndarray  # float [T], log pi(y_t | x, y_<t)
-    reward: float  # of the whole response, as the reward model reads it alone
-    # float [T], r(x, y_<=t); None where the reward model gives no rewards of prefixes
+    reward: float  # reward of the whole response, read separately
+    # float [T], r(x, y_<=t); None if the reward model gives no rewards of prefixes
     rewards: np.ndarray | None = None
-    start: float = 0.0  # r(x), of the prompt without any token
-    tried_logprobs: np.ndarray | None = None  # float [T, C], of likely tokens of each step
-    tried_rewards: np.ndarray | None = None  # float [T, C], of likely tokens of each step
-    listed: np.ndarray | None = None  # bool [T], whether y_t is one of these
+    start: float = 0.0  # r(x), reward of the prompt without any response token
+    tried_logprobs: np.ndarray | None = None  # float [T, C], for likely tokens of each step
+    tried_rewards: np.ndarray | None = None  # float [T, C], for likely tokens of each step
+    listed: np.ndarray | None = None  # bool [T], whether y_t is among these tokens
 
     __repr__ = short_repr
 
@@ -82,8 +82,8 @@ def prefix_sizes(tokens: int) -> list[int]:
 def response_scores(facts: TokenFacts, strength: float) -> dict[str, list[float | None]]:
     """Return the scores of a response, without length normalisation, for each prefix of ``FRACTIONS``.
 
-    Lambda is ``strength``; 0 gives the policy's own log-probability in every score that is known. None stands for a
-    prefix whose reward is not known; there is only ``seq_score`` where no prefix has one.
+    Lambda is ``strength``; 0 gives the policy's own log-probability in every known score. None marks a prefix without
+    a known reward; if no prefix has one, only ``seq_score`` is returned.
     """
     logprobs = np.asarray(facts.logprobs, np.float64)
     sizes = np.asarray(prefix_sizes(len(logprobs)))
@@ -104,7 +104,7 @@ def response_scores(facts: TokenFacts, strength: float) -> dict[str, list[float 
 
 
 def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray]:
-    """log Z_t [T] over the whole vocabulary, and over the tried tokens and the response's own."""
+    """Return log Z_t [T] over the whole vocabulary, and over the tried tokens plus the response's own."""
     assert facts.tried_logprobs is not None
     assert facts.listed is not None
     known = np.asarray(facts.tried_logprobs, np.float64)
@@ -124,7 +124,7 @@ def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tup
 class Judged:
     """The scores of the K responses of one comparison, by name of ``SCORES``, for each lambda and each prefix, [K].
 
-    Rewards are those of the whole responses; clusters are resampled and split.
+    Rewards are rewards of the whole responses; clusters are the units of resampling and splitting.
     """
 
     id: str
@@ -137,12 +137,12 @@ class Judged:
     __repr__ = short_repr
 
     def value(self, scores: Sequence[float]) -> float:
-        """Return 1 where the preferred response has the highest score, 0.5 for a tie, else 0."""
+        """Return 1 if the preferred response has the highest score, 0.5 for a tie, else 0."""
         difference = margin(scores, self.labels, id=self.id)
         return 0.5 if difference == 0 else float(difference > 0)
 
     def at(self, name: str, strength: int, prefix: int = -1) -> list[float] | None:
-        """Return the scores [K] of a name of ``NAMES``, or None where they are not known."""
+        """Return the scores [K] for a name in ``NAMES``, or None if they are unknown."""
         values = self.scores[name.removesuffix(LENNORM)][strength][prefix]
         kept = [value for value in values if value is not None]
         if len(kept) < len(values):
@@ -157,7 +157,7 @@ def split_clusters(clusters: Sequence[str], *, share: float, seed: int) -> set[s
     """Return the clusters of the validation part: about this share, at least one, and not all.
 
     Raises:
-      DataError: fewer than two clusters.
+      DataError: there are fewer than two clusters.
     """
     names = sorted(set(clusters), key=lambda name: sha256(f"{seed}\0{name}".encode()).digest())
     if len(names) < 2:
@@ -177,8 +177,8 @@ def score_summary(
 ) -> dict[str, Any]:
     """Return the figures of one score of ``NAMES``: the curve over lambda, the choice, and its controls.
 
-    Lambda is chosen on the clusters in ``validation``; the figures are of the others. ``swapped`` are the rows with the
-    rewards of another user, in the same order.
+    Lambda is chosen on the clusters in ``validation``; the figures use the other clusters. ``swapped`` contains the
+    rows with another user's rewards, in the same order.
     """
     chosen_on = [row for row in rows if row.cluster in validation]
     test = [row for row in rows if row.cluster not in validation]
@@ -213,7 +213,7 @@ def score_summary(
 
 
 def values_of_test(rows: Sequence[Judged], name: str, place: int, validation: set[str]) -> list[float]:
-    """Return 1, 0.5 or 0 for each row that is not for validation."""
+    """Return 1, 0.5 or 0 for each test row."""
     return [row.value(_known(row, name, place)) for row in rows if row.cluster not in validation]
 
 

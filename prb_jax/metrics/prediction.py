@@ -1,11 +1,11 @@
-"""Does one list of numbers predict the order of another, as a benchmark a behaviour, figures of M models each?
+"""Does one list of numbers predict the order of another, e.g. a benchmark a behaviour, for M models each?
 
-Six measures with their values by chance and exact tests. They take arrays [..., M], a number for each model, and reduce
-the last axis; where a measure is not defined (a list of equal numbers) it is NaN. ``x`` predicts, ``y`` is the outcome;
-higher is better in both.
+Six measures with their values by chance and exact tests. They accept arrays [..., M], a number for each model, and
+reduce the last axis. A measure is NaN if it is undefined (a list of equal numbers). ``x`` predicts, ``y`` is the
+outcome; higher is better in both.
 
-Figures are resampled over users. The users of a draw are those of all figures together: a user who is drawn
-twice counts twice in the benchmark and in the behaviour, and for every model. Measures have intervals over models.
+Figures are resampled over users. A draw covers the users of all figures: a user who is drawn twice counts twice in the
+benchmark and in the behaviour, and for every model. Intervals of measures are over models.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 from prb_jax.errors import short_repr
 
 RBO_P: Final = 0.9  # persistence of rank-biased overlap
-EXACT_UP_TO: Final = 8  # models up to which all orders are looked at; of more, a random choice of them
+EXACT_UP_TO: Final = 8  # maximum number of models for all orders; beyond that, random orders
 
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-LEAST_MODELS: Final = 3  # with fewer there is nothing to correlate
-MOST_MODELS: Final = 1000  # that a plan looks at
-_STUDIES: Final = 500  # that are simulated at a time
-RESOLVED_FROM: Final = 10  # models below which an order is called not resolved
-_LEAST_DEFINED: Final = 0.5  # share of the draws in which a measure has to be defined for an interval
+LEAST_MODELS: Final = 3  # minimum number of models for a correlation
+MOST_MODELS: Final = 1000  # maximum number of models in a plan
+_STUDIES: Final = 500  # number of studies to simulate at a time
+RESOLVED_FROM: Final = 10  # with fewer models, an order is reported as not resolved
+_LEAST_DEFINED: Final = 0.5  # minimum share of draws with a defined measure for an interval
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def weighted_tau(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the weighted tau of Vigna (2015) with additive hyperbolic weights: exchanges at the top count more.
 
-    The mean of the two values that rank the models by x (then y), and by y (then x), as scipy's ``weightedtau``.
+    The mean of two values that rank the models by x (then y), and by y (then x), as in scipy's ``weightedtau``.
     """
     taus = []
     for first, second in ((x, y), (y, x)):
@@ -82,21 +82,21 @@ def ndcg(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def rbo(x: np.ndarray, y: np.ndarray, *, p: float = RBO_P) -> np.ndarray:
     """Return the rank-biased overlap of Webber, Moffat and Zobel (2010), extrapolated (their equation 30).
 
-    Both lists [..., M] are orders of the same M models, the best first, and p between 0 and 1 is the persistence.
-    Models of equal numbers share their places: the value is the mean over all orders of them.
+    Both lists [..., M] rank the same M models, the best first, and p between 0 and 1 is the persistence. Models with
+    equal numbers share their places: the value is the mean over all their orders.
     """
     x, y = np.broadcast_arrays(_float(x), _float(y))
     depth = np.arange(1, x.shape[-1] + 1)
     shares = []
     for values in (x, y):
-        above, equal = _counts(values)  # the share of the orders in which a model is among the first d
+        above, equal = _counts(values)  # give the share of orders in which a model is among the first d
         shares.append(np.clip((depth - above[..., None]) / equal[..., None], 0, 1))
     agreement = (shares[0] * shares[1]).sum(axis=-2) / depth
     return extrapolated_overlap(agreement, p=p)
 
 
 def extrapolated_overlap(agreement: np.ndarray, *, p: float) -> np.ndarray:
-    """Return the rank-biased overlap of agreements [..., D]: which share of the first d both lists have, d = 1 to D."""
+    """Return the rank-biased overlap, given agreements [..., D]: the shared fraction of the first d for d = 1 to D."""
     depth = np.arange(1, agreement.shape[-1] + 1)
     seen = (1 - p) / p * (agreement * p**depth).sum(axis=-1)
     return seen + agreement[..., -1] * p ** agreement.shape[-1]
@@ -115,7 +115,7 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
 """The measures by name."""
 
 ONE_SIDED: Final = ("ndcg", "rbo")
-"""Measures without a sign, for which only large values speak against chance."""
+"""Measures without a sign: only large values are evidence against chance."""
 
 
 def permutation_test(
@@ -123,8 +123,8 @@ def permutation_test(
 ) -> tuple[float | None, float | None]:
     """Return the p-value of a measure of x, y [M] under random orders of y, and its mean over these orders.
 
-    Two-sided, but for ``ONE_SIDED``. Exact up to ``EXACT_UP_TO`` models; else (b + 1) / (draws + 1), where b of the
-    random orders are at least as far out. Nones where the measure is not defined.
+    Two-sided, except for ``ONE_SIDED``. Exact up to ``EXACT_UP_TO`` models; otherwise (b + 1) / (draws + 1), where b of
+    the random orders are at least as extreme. Returns (None, None) if the measure is undefined.
     """
     measure, models = MEASURES[name], len(y)
     value = float(measure(x, y))
@@ -144,13 +144,13 @@ def permutation_test(
 
 
 def in_parts(measure: Measure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return a measure of many lists [N, M], a part of them at a time, for it holds arrays [N, M, M]."""
+    """Return a measure of many lists [N, M], computed in chunks because it needs arrays [N, M, M]."""
     size = max(1, 4_000_000 // x.shape[-1] ** 2)
     return np.concatenate([measure(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)])
 
 
 def tau_error(models: int) -> float:
-    """Return the standard error of Kendall's tau between two orders that have nothing to do with each other."""
+    """Return the standard error of Kendall's tau between two unrelated orders."""
     return math.sqrt(2 * (2 * models + 5) / (9 * models * (models - 1)))
 
 
@@ -167,7 +167,7 @@ def _divide(above: np.ndarray, below: np.ndarray, *, where: np.ndarray) -> np.nd
 
 
 def _counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many of the numbers are larger than each, and how many equal it, itself included."""
+    """Return how many numbers are larger than each number, and how many equal it, including itself."""
     number, other = _float(values)[..., :, None], _float(values)[..., None, :]
     return (other > number).sum(axis=-1), (other == number).sum(axis=-1)
 
@@ -178,7 +178,7 @@ def _mean_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _places(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The place of each model, from 0, by the first number and then the second one, the largest first."""
+    """Return the place of each model, from 0, by the first number and then the second one, the largest first."""
     a, b = (_float(values) for values in np.broadcast_arrays(first, second))
     above = a[..., None, :] > a[..., :, None]
     level = a[..., None, :] == a[..., :, None]
@@ -196,7 +196,7 @@ def _weighted_tau(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarra
 
 @dataclass(frozen=True)
 class Resampled:
-    """A figure of M models, float64 [M], with draws over users [N, M]: NaN where a draw holds no row of the figure."""
+    """A figure of M models, float64 [M], with draws over users [N, M]; NaN if a draw contains no row of the figure."""
 
     values: np.ndarray
     draws: np.ndarray
@@ -230,14 +230,14 @@ def pooled(cells: Cells, weights: np.ndarray) -> Resampled:
 
 
 def cluster_mean(cells: Cells, weights: np.ndarray) -> Resampled:
-    """Return the mean over clusters of their own means."""
+    """Return the mean of the cluster means."""
     means = cells.sums / cells.counts
     total = weights.sum(axis=1, keepdims=True)
     return Resampled(means.mean(axis=0), np.where(total > 0, weights @ means / np.maximum(total, 1), np.nan))
 
 
 def cluster_quantile(cells: Cells, weights: np.ndarray, *, quantile: float) -> Resampled:
-    """Return a quantile over clusters of their own means."""
+    """Return a quantile of the cluster means."""
     means = cells.sums / cells.counts
     places, rows = np.arange(len(means)), np.full((len(weights), means.shape[1]), np.nan)
     for row, times in enumerate(weights.astype(np.int64)):
@@ -247,7 +247,7 @@ def cluster_quantile(cells: Cells, weights: np.ndarray, *, quantile: float) -> R
 
 
 def part_quantile(parts: Sequence[Cells], weights: np.ndarray, *, quantile: float) -> Resampled:
-    """Return a quantile over parts of the data (subsets) of the means over all rows of each."""
+    """Return a quantile over parts of the data (subsets) of each part's mean over all rows."""
     values = np.stack([part.sums.sum(axis=0) / part.counts.sum(axis=0) for part in parts])
     draws = np.stack([_ratio(part, weights) for part in parts])
     return Resampled(np.quantile(values, quantile, axis=0), np.quantile(draws, quantile, axis=0))
@@ -257,8 +257,8 @@ def predict(benchmark: Resampled, behaviour: Resampled, *, seed: int) -> dict[st
     """Return each measure of how a benchmark predicts a behaviour of the same models: value, ci95, p, p_holm (None),
     chance (its mean by chance). Pearson's correlation also has "without_noise".
 
-    Intervals are over models. The figures hold the noise of their users already: draws of users would add it again.
-    The seed is that of the draws of models and of random orders.
+    Intervals are over models. The figures already contain the noise of their users; drawing users would add it again.
+    ``seed`` draws models and random orders.
     """
     x, y = benchmark.values, behaviour.values
     figures = {}
@@ -283,7 +283,7 @@ def predict(benchmark: Resampled, behaviour: Resampled, *, seed: int) -> dict[st
 
 
 _FISHER: Final[Mapping[str, Callable[[float, int], tuple[float, float]]]] = MappingProxyType(
-    {  # (value, models) -> the variance of its Fisher z times this number of models, and this number
+    {  # (value, models) -> variance of its Fisher z times an effective number of models, and this number
         "pearson": lambda value, models: (1.0, models - 3),
         "spearman": lambda value, models: (1 + value**2 / 2, models - 3),  # Bonett and Wright 2000
         "kendall": lambda value, models: (0.437, models - 4),  # Fieller, Hartley and Pearson 1957
@@ -294,7 +294,7 @@ _FISHER: Final[Mapping[str, Callable[[float, int], tuple[float, float]]]] = Mapp
 def fisher_interval(name: str, value: float, models: int) -> list[float] | None:
     """Return the 95 % interval of a correlation by Fisher's z; None with too few models.
 
-    A rank correlation of 1 is taken for one half way to the next lower value that so many models can have.
+    A rank correlation of 1 is replaced by the midpoint to the next lower value possible for this number of models.
     """
     scaled, count = _FISHER[name](value, models)
     if count < 1:
@@ -313,7 +313,7 @@ def bca_interval(
     measure: Measure, x: np.ndarray, y: np.ndarray, *, seed: int, draws: int = 2000
 ) -> list[float] | None:
     """Return the 95 % bias-corrected and accelerated bootstrap interval over models (Efron 1987)."""
-    from scipy.special import ndtr, ndtri  # scipy takes long to import
+    from scipy.special import ndtr, ndtri  # scipy is slow to import
 
     models, value = len(x), float(measure(x, y))
     chosen = np.random.default_rng((seed, 1)).integers(models, size=(draws, models))
@@ -337,10 +337,10 @@ def bca_interval(
 def without_noise(
     benchmark: Resampled, behaviour: Resampled, measured: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return Pearson's correlation, and its interval, of the figures that infinitely many users would give.
+    """Return Pearson's correlation, and its interval, for the figures that infinitely many users would give.
 
-    Errors in variables: the noise of users, and what both figures share of it, are taken from the variances and the
-    covariance (Spearman 1904). None where the models differ by no more than noise, or nothing was measured.
+    Errors in variables: subtracts the noise of users from the variances, and its shared part from the covariance
+    (Spearman 1904). None if the models differ by no more than noise, or the correlation is undefined.
     """
     (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
     if measured["value"] is None or not spread_x * spread_y:
@@ -372,7 +372,7 @@ PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
     "(Pearson's, Spearman's, Kendall's), else the BCa bootstrap over models. The noise of users is in the figures, and "
     "is not added again; null with too few models",
     "without_noise": "Pearson's correlation, with its interval, of the figures that infinitely many users would give "
-    "(errors in variables); null where the models differ by no more than the noise of users",
+    "(errors in variables); null if the models differ by no more than the noise of users",
     "p_holm": "p adjusted by the method of Holm (1979) for all measures, figures and behaviours",
     "p": "permutation test: how many orders of the behaviour are at least as far out; two-sided, for ndcg and rbo "
     "one-sided; all orders for at most 8 models, else 9,999 random ones",
@@ -386,10 +386,10 @@ def _ratio(cells: Cells, weights: np.ndarray) -> np.ndarray:
 
 
 def noise_and_spread(sample: Resampled) -> tuple[float, float]:
-    """Return the standard deviation of the sampling noise of a figure, and that of the models without the noise.
+    """Return the standard deviation of the sampling noise of a figure, and of the models without this noise.
 
-    What all models have in common in a draw of users is no noise of their order. The spread is 0 where the figures vary
-    no more than the noise lets them.
+    Variation that is common to all models in a draw of users is not noise of their order. The spread is 0 if the
+    figures vary no more than the noise explains.
     """
     models = len(sample.values)
     draws = sample.draws[np.isfinite(sample.draws).all(axis=1)]
@@ -407,18 +407,17 @@ def plan_models(
     seed: int = 0,
     repeats: int = 2000,
 ) -> tuple[int | None, float]:
-    """Return the fewest models with which the correlation is found with this power, and the power with ``models`` of
-    them.
+    """Return the smallest number of models that detects the correlation with this power, and the power with ``models``
+    models.
 
-    True figures of benchmark and behaviour are normal with this correlation, and are seen with noise, of standard
-    deviations in units of their spread. It is found where the two-sided t test of Pearson's correlation at 0.05 rejects
-    none, and its sign is right. The fewest models are None for more than `MOST_MODELS`; ``repeats`` studies are
-    simulated.
+    True figures of benchmark and behaviour are normal with this correlation, and are observed with noise; its standard
+    deviations are in units of their spread. Detection means that the two-sided t test of Pearson's correlation at 0.05
+    rejects 0, with the right sign. The number is None above `MOST_MODELS`; ``repeats`` studies are simulated.
     """
-    from scipy.special import ndtri, stdtrit  # scipy takes long to import
+    from scipy.special import ndtri, stdtrit  # scipy is slow to import
 
     seen = correlation / math.sqrt((1 + noise[0] ** 2) * (1 + noise[1] ** 2))
-    # somewhat more models than Fisher's z asks for; nothing is known of the correlation beyond them
+    # somewhat more models than Fisher's z requires; more are not simulated
     guess = 20 + 1.4 * ((ndtri(0.975) + ndtri(power)) / math.atanh(seen)) ** 2
     most = max(int(min(guess, MOST_MODELS)), models)
     rng, rejected = np.random.default_rng(seed), np.zeros(most + 1)
@@ -442,7 +441,7 @@ def plan_models(
 
 
 def percentiles(values: np.ndarray) -> list[float] | None:
-    """Return the ends of the 95 % percentile interval of draws; None where half of them are not defined."""
+    """Return the ends of the 95 % percentile interval of draws; None if half of them are undefined."""
     kept = values[np.isfinite(values)]
     if len(kept) < max(2, _LEAST_DEFINED * len(values)):
         return None

@@ -1,4 +1,4 @@
-"""Scored rows by the million: columns of numbers, and a row made of them when it is asked for."""
+"""Millions of scored rows: stored as columns of numbers; row objects are created on access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CUTS: Final = ("posts_dropped", "prompt_tokens_dropped", "response_tokens_dropp
 
 
 class Names:
-    """Names that many rows share, each held once."""
+    """Names shared by many rows, each stored once."""
 
     def __init__(self) -> None:
         self._numbers: dict[str | None, int] = {}
@@ -24,13 +24,13 @@ class Names:
 
     @classmethod
     def of(cls, names: Sequence[str | None], rows: np.ndarray) -> Names:
-        """Return the names of rows that are numbered already."""
+        """Return the names of rows that are already numbered."""
         table = cls()
         table.names, table._rows = list(names), rows
         return table
 
     def numbers(self) -> np.ndarray:
-        """int32: the place of each row's name among the names."""
+        """Return the index of each row's name in ``names``, int32."""
         return np.asarray(self._rows, np.int32)
 
     def append(self, name: str | None) -> None:
@@ -53,13 +53,13 @@ class Lists:
 
     @classmethod
     def of(cls, values: np.ndarray, starts: np.ndarray) -> Lists:
-        """Return lists that follow one another in an array."""
+        """Return consecutive lists stored in one array."""
         lists = cls()
         lists._values, lists._starts = values, starts
         return lists
 
     def values(self) -> np.ndarray:
-        """float64: all lists, one after another."""
+        """Return all lists concatenated, float64."""
         return np.asarray(self._values, np.float64)
 
     def append(self, values: Iterable[float]) -> None:
@@ -72,14 +72,14 @@ class Lists:
 
 
 class RowTable(MutableMapping[str, ScoredRow]):
-    """Rows by id, in the order in which they came; a million pairs take about 250 MB."""
+    """Rows by id, in insertion order; a million pairs use about 250 MB."""
 
     def __init__(self, rows: Iterable[ScoredRow] = ()) -> None:
         self._numbers: dict[str, int] = {}
         self._subsets, self._users = Names(), Names()
         self._scores, self._labels = Lists(), Lists()
         self._tokens, self._cuts = array("q"), array("q")
-        self._odd: dict[int, ScoredRow] = {}  # rows that the columns cannot hold as they are
+        self._odd: dict[int, ScoredRow] = {}  # rows that do not fit the columns
         self.update((row.id, row) for row in rows)
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class RowTable(MutableMapping[str, ScoredRow]):
         return name in self._numbers
 
     def place(self, name: str) -> int | None:
-        """Return how many rows came before this one; None where it is not there."""
+        """Return how many rows precede this one; None if it is missing."""
         return self._numbers.get(name)
 
     def __getitem__(self, name: str) -> ScoredRow:
@@ -128,11 +128,11 @@ class RowTable(MutableMapping[str, ScoredRow]):
             self._odd[number] = row
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("a scored row is never taken back")
+        raise TypeError("a scored row cannot be deleted")
 
 
 class RowView(Sequence[ScoredRow]):
-    """The rows of a table in an order of ids."""
+    """The rows of a table, ordered by a list of ids."""
 
     def __init__(self, table: Mapping[str, ScoredRow], ids: Sequence[str]) -> None:
         self._table, self._ids = table, ids

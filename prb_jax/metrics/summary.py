@@ -50,7 +50,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n: the best score among the highest labels is above the best of the others; "
     "a tie is not a win",
     "ci95": "95 % interval over {over}, {method}; null with fewer than six clusters",
-    "ci95_reason": "why ci95 is null; null where there is an interval (so for every key that ends in _reason)",
+    "ci95_reason": "why ci95 is null; null if there is an interval (likewise for every key that ends in _reason)",
     "ties": "comparisons in which those two scores are equal",
     "half_credit_accuracy": "(strict wins + ties / 2) / n; shown in tables where ties exceed one in a hundred",
     "mean_margin": "mean of the best score among the highest labels minus the best of the others",
@@ -64,7 +64,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "user_accuracy_ci95_reason": "why user_accuracy_ci95 is null",
     "users_testable": "users who would be served if all their rows were won",
     "coverage": "share of the testable users who are served: whose accuracy is above chance (1/K for one best of K "
-    "responses) by a one-sided exact binomial test at 0.05; null where nobody is testable",
+    "responses) by a one-sided exact binomial test at 0.05; null if nobody is testable",
     "coverage_reason": "why coverage is null",
     "coverage_ci95": "95 % score interval (Wilson) over the testable users{served}",
     "coverage_ci95_reason": "why coverage_ci95 is null",
@@ -74,7 +74,7 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "testable users, at 0.05",
     "crossed": "null where no two users judge the same responses (not looked for in data that are read by windows); "
     "else the number of clusters of responses, and whether a cluster is a whole set of responses or a single one",
-    "truncated": "comparisons of which any text was cut",
+    "truncated": "comparisons with any cut text",
     "truncation": "how much was cut in all, by kind",
     "length_baseline": "accuracy of always preferring the longest response (characters), same rows",
     "baselines": "the same figures for each baseline; difference = accuracy minus the baseline's, paired, with a 95 % "
@@ -92,24 +92,24 @@ def summarise(
     undefined: str | None = None,
     partial: Collection[str] = (),
 ) -> dict[str, Any]:
-    """All figures of one run, as plain JSON values (None where a figure does not exist, never NaN).
+    """Return all figures of one run as plain JSON values (None if a figure does not exist, never NaN).
 
     Args:
-      rows: the scored comparisons, each once; their order does not matter.
-      baselines: by name, the rows of each baseline on the same comparisons, or a sentence that says why the
-        baseline is not defined on them. "baseline:length" among them gives ``length_baseline``.
-      clusters: of the rows, in their order; by their users where it is not given.
-      partial: baselines that have rows for some of the comparisons alone; their figures, and the difference, are over
+      rows: Scored comparisons, each once, in any order.
+      baselines: Each baseline's rows by name, on the same comparisons, or a sentence that explains why the baseline is
+        undefined for them. ``length_baseline`` comes from "baseline:length".
+      clusters: Clusters of the rows, in their order; by default their users.
+      partial: Baselines with rows for only some of the comparisons; their figures, and the difference, are over
         these.
-      model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
+      model: Name of a baseline if the rows belong to it: the difference from itself is undefined.
       undefined: Reason why no figure of the rows is defined; by default the baseline's, if it has one.
 
     Returns:
-      A dict of figures, and "definitions", which explains each of them.
+      A dict of figures, plus "definitions", which explains each of them.
 
     Raises:
-      DataError: without rows; for a row whose scores are not finite or whose labels prefer
-        nothing; for a baseline on other comparisons.
+      DataError: there are no rows; a row has scores that are not finite or labels without a preference; a baseline has
+        other comparisons.
     """
     if not rows:
         raise DataError("no scored comparisons to summarise")
@@ -136,7 +136,7 @@ def summarise(
             difference = difference_of_wins(wins, baseline.result.wins, over)
             if name == model or undefined is not None:
                 difference = none | {"ci95_reason": undefined or ITSELF}
-        for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
+        for key in ("truncated", "truncation", "crossed"):  # baselines read whole texts
             del figures[key]
         named = ("difference", "difference_ci95", "difference_ci95_reason")
         compared[name] = figures | dict(zip(named, difference.values(), strict=True))
@@ -149,11 +149,11 @@ def summarise(
 
 
 def _definitions(clusters: Clusters) -> dict[str, str]:
-    """The meaning of each key of a summary of these rows."""
+    """Return the meaning of each key of a summary of these rows."""
     over = clusters.over
     score = _SCORE.format(over=_ONE_OF[over])
     if over == OVER_USERS and any(user is None for user in clusters.users):
-        over = "users (a row without a user is a cluster of its own)"
+        over = "users (a row without a user counts as a separate cluster)"
     if clusters.responses is None:
         method, paired, served = score, f"over {over}", ""
     else:
@@ -210,13 +210,13 @@ def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str,
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the figures need of n rows, which may be made one by one when they are asked for."""
+    """Inputs of the figures for n rows, which may be created one by one on access."""
 
     result: Outcomes
     subsets: Sequence[str | None]
-    chances: np.ndarray  # [n] the probability that scores without meaning win a row
-    truncated: int  # how many rows were cut
-    truncation: Mapping[str, int]  # how much by kind
+    chances: np.ndarray  # [n] probability that random scores win a row
+    truncated: int  # number of rows that were cut
+    truncation: Mapping[str, int]  # amount cut by kind
 
 
 def _go_through(rows: Sequence[ScoredRow]) -> _Seen:
@@ -238,7 +238,7 @@ def _go_through(rows: Sequence[ScoredRow]) -> _Seen:
 def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -> dict[str, Any]:
     result = seen.result
     figures = _accuracy(result, clusters)
-    # exact sums here and below: not even the last bit depends on the order of the rows
+    # exact sums here and below: the result is bit-identical for any order of rows
     figures["mean_margin"] = math.fsum(result.margins) / len(result.margins)
     by_subset, crossed = _by_subset(seen, clusters), None
     if clusters.responses is not None:
@@ -258,7 +258,7 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
 
 
 def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """Return the same entries with nothing but the numbers of comparisons and users, and the reason."""
+    """Return the same entries with only the numbers of comparisons and users, and the reason."""
     kept = ("n", "users", "users_derived", "users_testable")
     return {
         key: value if key in kept else reason if key.endswith("_reason") else None

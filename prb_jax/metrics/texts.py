@@ -1,4 +1,4 @@
-"""Figures of texts: their surface, and how near they are to a reference by the ROUGE and BLEU that the field uses."""
+"""Figures of texts: surface features, and similarity to a reference by the field's standard ROUGE and BLEU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: Final = ("rouge1", "rouge2", "rougeL")
 STEMMED: Final = "_stemmed"
 
 TEXT_FIGURES: Final = (*KINDS, *(kind + STEMMED for kind in KINDS), "bleu", "length_ratio")
-"""The figures of a text, in the order in which they are shown."""
+"""The figures of a text, in display order."""
 
 TEXT_DEFINITIONS: Final[Mapping[str, str]] = {
     "rouge1": "F1 of words (rouge-score), without stemming; rouge2 of pairs of words, rougeL of the longest common "
@@ -35,12 +35,12 @@ TEXT_LABELS: Final[Mapping[str, str]] = {
     "length_ratio": "length / length of the preferred response",
     "corpus_bleu": "BLEU of all texts together (0 to 100)",
 }
-"""What a table calls the figures, each with its range."""
+"""Labels of the figures in tables, each with its range."""
 
 
 def text_figures(text: str, reference: str) -> dict[str, float]:
-    """Return the figures of a text, which may be empty, beside a reference with a word or more: each of
-    ``TEXT_FIGURES``."""
+    """Return the figures ``TEXT_FIGURES`` of a text, which may be empty, compared with a reference of at least one
+    word."""
     from sacrebleu.metrics.bleu import BLEU
 
     figures: dict[str, float] = {}
@@ -53,7 +53,7 @@ def text_figures(text: str, reference: str) -> dict[str, float]:
 
 
 def rouge_l(text: str, reference: str) -> float:
-    """Return the F1 of the longest common subsequence of words, without stemming; 0 where one has none."""
+    """Return the F1 of the longest common subsequence of words, without stemming; 0 if a text has no words."""
     return float(_scorer(False).score(reference, text)["rougeL"].fmeasure)
 
 
@@ -86,7 +86,7 @@ WRAPPERS: Final = {
     "a special token": re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|\[/?INST\]"),
     "a written-out line break": re.compile(r"\\n"),
 }
-"""Parts of a text that come from the way in which it was written to a file, and not from its author."""
+"""Parts of a text that come from how it was written to a file, and not from its author."""
 
 
 def wrapper_features(texts: Sequence[str]) -> np.ndarray:
@@ -119,12 +119,12 @@ SURFACE: Final = ("words", "letters of a word", *_LAYOUT, *WRAPPERS)
 
 
 def count_words(text: str) -> int:
-    """Return how many words a text has, as blanks part them."""
+    """Return the number of whitespace-separated words of a text."""
     return len(text.split())
 
 
 def surface_features(texts: Sequence[str]) -> np.ndarray:
-    """Return the surface of each text, float64 [R, len(SURFACE)]: logarithms of counts, and which wrappers it has."""
+    """Return surface features of each text, float64 [R, len(SURFACE)]: logarithms of counts, and wrapper flags."""
     layout = np.zeros((len(texts), 2 + len(_LAYOUT)))
     for row, text in enumerate(texts):
         words = count_words(text)

@@ -1,8 +1,8 @@
-"""How sure the numbers are: intervals over clusters of rows, paired differences.
+"""Uncertainty of figures: intervals over clusters of rows, paired differences.
 
-Rows of one user are not independent, so an interval is taken over users, never over single rows. Where several users
-judge the same responses, it is taken over users and responses (`prb_jax.metrics.clusters`).
-`docs/statistics.md` says how the methods were chosen, and what share of the intervals holds the true value.
+Rows of one user are not independent, so intervals are over users, never over single rows. If several users judge the
+same responses, intervals are over users and responses (`prb_jax.metrics.clusters`). `docs/statistics.md` explains how
+the methods were chosen, and which share of the intervals contains the true value.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from prb_jax.metrics.clusters import (
     sample_of,
 )
 
-LEAST_CLUSTERS: Final = 6  # with fewer clusters no interval is given: none holds its nominal coverage
+LEAST_CLUSTERS: Final = 6  # for an interval: with fewer, no method reaches its nominal coverage
 
 SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
 """Methods of intervals, see `docs/statistics.md`."""
 
-_TOWARDS: Final = 0.6  # how far of the way to the end of its own interval a factor's mean is taken
-_ROUNDS: Final = 4  # of an end and the correlation there
-_FURTHER_ROWS: Final = 2  # with a difference, one either way, in the variance of differences of verdicts
+_TOWARDS: Final = 0.6  # share of the way from a factor's mean to the end of its interval
+_ROUNDS: Final = 4  # iterations of an end and the correlation there
+_FURTHER_ROWS: Final = 2  # rows with a difference, one each way, added to the variance of differences
 CROSSED: Final = "users or sets of responses"
-_BETWEEN: Final = 1.5  # by which the degrees of freedom between clusters are multiplied, in a score test
+_BETWEEN: Final = 1.5  # multiplier of the degrees of freedom between clusters in a score test
 
 
 @dataclass(frozen=True)
 class Interval:
     """A confidence interval, or the reason why there is none.
 
-    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`, ``clusters`` how many clusters it is taken over. The estimate
-    has a standard error with so many ``degrees`` of freedom, where the method has one.
+    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`, ``clusters`` the number of clusters. If the method has one,
+    ``standard_error`` is the standard error of the estimate, with ``degrees`` of freedom.
     """
 
     low: float | None
@@ -61,8 +61,8 @@ class Interval:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
     def p_value(self, estimate: float) -> float | None:
-        """Return the two-sided p-value of a t test that the true value is 0; None where there is no interval."""
-        from scipy.special import stdtr  # scipy takes long to import
+        """Return the two-sided p-value of a t test against a true value of 0; None without an interval."""
+        from scipy.special import stdtr  # scipy is slow to import
 
         if self.low is None or self.standard_error is None or self.degrees is None:
             return None
@@ -71,22 +71,22 @@ class Interval:
         return float(2 * stdtr(self.degrees, -abs(estimate) / self.standard_error))
 
     def to_json(self, name: str = "ci95") -> dict[str, Any]:
-        """Return the two entries of a summary: the bounds, and the reason where there are none."""
+        """Return the two entries of a summary: the bounds, and the reason if there are none."""
         return {name: self.bounds, f"{name}_reason": self.reason}
 
 
 def accuracy_interval(
     wins: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95, what: str = ""
 ) -> Interval:
-    """Return the interval of the share of rows that are won [n], or of the mean over users of their accuracies.
+    """Return the interval of the share of won rows [n], or of the mean over users of their accuracies.
 
-    A score interval: it holds the means m from which the found share is at most t standard errors away, each with the
-    standard error that would hold if m were true. The variance of a row is m (1 - m), and the correlations of each
-    factor's clusters are the most likely ones of a beta-binomial distribution, if the factor's own mean were at this
-    end of its own interval (`share_correlations`). So the interval stays within [0, 1] and keeps a width where
-    everything is won, and rows that are as good as independent are known to be so.
+    A score interval: it contains the means m that are at most t standard errors from the observed share, each with the
+    standard error that would hold if m were true. The variance of a row is m (1 - m). The correlation within each
+    factor's clusters is the most likely one under a beta-binomial distribution, if the factor's mean were towards this
+    end of the factor's own interval (`share_correlations`). So the interval stays within [0, 1] and keeps a width if
+    everything is won, and nearly independent rows are treated as such.
 
-    ``what`` is what a cluster is called where there are too few, in the plural.
+    ``what`` is the plural name of the clusters in the reason for too few of them.
     """
     weights = equal_users(clusters.users) if per_user else None
     sample = sample_of(np.asarray(wins, np.float64), clusters, weights=weights)
@@ -106,7 +106,7 @@ def accuracy_interval(
 def wilson_ends(
     estimate: float, variance: float, degrees: float, *, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the ends of Wilson's interval of a share, with a variance in units of that of a row."""
+    """Return the ends of Wilson's interval of a share, with a variance in units of a row's variance."""
     rate = _quantile(degrees, level) ** 2 * variance
     centre = (estimate + rate / 2) / (1 + rate)
     half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
@@ -117,22 +117,22 @@ def wilson_ends(
 def share_correlations(sample: Sample, *, end: float | None = None, level: float = 0.95) -> list[float]:
     """Return the correlation within the clusters of each factor of a sample of 0 and 1.
 
-    It is that at the found mean, or at the end of an interval towards 0 or 1. The mean is the most precise one of the
-    factor's clusters. Few large clusters may move the share of all rows far; the other clusters,
-    which tell the correlation, do not follow.
+    It is computed at the observed mean, or at the end of an interval towards 0 or 1. The mean is the most precise mean
+    of the factor's clusters: a few large clusters may shift the share of all rows far, but not the mean of the other
+    clusters, which determine the correlation.
     """
     found = [_correlation_at(sample, factor, end=end, level=level) for factor in sample.factors]
-    if len(found) > 2:  # of rows with the same user and response, what is beyond the correlations of both
+    if len(found) > 2:  # for rows with the same user and response, the excess over both correlations
         found[2] = max(found[2] - found[0] - found[1], 0.0)
-    if len(found) > 1 and min(found[1:]) == 0:  # a beta-binomial distribution has no negative ones
+    if len(found) > 1 and min(found[1:]) == 0:  # a beta-binomial distribution cannot express negative ones
         found = [one or min(other, 0.0) for one, other in zip(found, mean_variance(sample)[1], strict=True)]
-    # where nearly all is won each factor seems to decide; together they explain all of the variance at most
+    # if nearly all is won, each factor seems to explain everything; together they explain at most all of the variance
     most = max(math.fsum(max(one, 0.0) for one in found), 1.0)
     return [one / most for one in found]
 
 
 def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level: float) -> float:
-    """The correlation of one factor; the end of the interval and the correlation there are found in turn."""
+    """Return the correlation of one factor; alternates between the end of the interval and its correlation."""
     wins = np.rint(factor.sums(sample.values)).astype(np.int64)
     likely = fit_correlation(wins, factor.size)
     correlation = likely((wins.sum() + 0.5) / (factor.size.sum() + 1))
@@ -152,8 +152,8 @@ def grade_interval(
 ) -> Interval:
     """Return the interval of the mean of grades [n], or of the mean over users of their means.
 
-    It is the interval of an accuracy if all grades are 0 or 1. If they are between 0 and 1, as half credit for ties, it
-    is Wilson's with the variance of `mean_interval`, so that it stays in between; else it is the t interval.
+    It is the interval of an accuracy if all grades are 0 or 1. If they are between 0 and 1, e.g. half credit for ties,
+    it is Wilson's interval with the variance of `mean_interval`, which stays within [0, 1]; else the t interval.
     """
     if np.isin(grades, (0, 1)).all():
         return accuracy_interval(grades > 0, clusters, per_user=per_user, level=level)
@@ -173,8 +173,8 @@ def grade_interval(
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
     """Return the interval of the mean of differences [n], from -1 to 1, between two verdicts on the same rows.
 
-    A t interval, as of `mean_interval`. Two further rows with a difference, one in either direction, enter the
-    variance, so that it is not 0 where all verdicts are equal.
+    A t interval like `mean_interval`. Two additional rows with a difference, one in either direction, enter the
+    variance, which keeps it above 0 if all verdicts are equal.
     """
     return _t_interval(gains, clusters, method=PAIRED, level=level)
 
@@ -189,9 +189,9 @@ def mean_interval(
 ) -> Interval:
     """Return the interval of a mean of numbers [n] over rows that depend on each other within a user.
 
-    A t interval with the variance and the degrees of freedom of `prb_jax.metrics.clusters`; where every row is a user
-    of its own (None), it is the usual t interval. With ``responses``, as of `Clusters`, it is over users and responses.
-    With ``per_user`` it is the interval of the mean over users of their means.
+    A t interval with the variance and the degrees of freedom of `prb_jax.metrics.clusters`. If every row is a separate
+    user (None), it is the usual t interval. With ``responses``, as in `Clusters`, it is over users and responses. With
+    ``per_user`` it is the interval of the mean over users of their means.
     """
     weights = equal_users(users) if per_user else None
     return _t_interval(values, Clusters(tuple(users), responses), weights=weights, method=MEAN, level=level)
@@ -202,14 +202,14 @@ def paired_difference(
 ) -> dict[str, Any]:
     """Return accuracy of ``rows_a`` minus accuracy of ``rows_b`` on the same comparisons.
 
-    Rows are matched by id, so what is hard for both cancels out. Clusters are those of ``rows_a``; by their users where
-    they are not given.
+    Rows are matched by id, so their common difficulty cancels out. Clusters belong to ``rows_a``; by default they are
+    its users.
 
     Returns:
       {"difference": float, "ci95": [low, high] or None, "ci95_reason": why there is none, or None}
 
     Raises:
-      DataError: if the two do not hold the same comparisons, each once, or there are none.
+      DataError: the two differ in their comparisons, contain one twice, or are empty.
     """
     matched = match_rows(rows_a, rows_b)
     clusters = clusters or Clusters(tuple(row.user_id for row in rows_a))
@@ -217,18 +217,18 @@ def paired_difference(
 
 
 def difference_of_wins(wins_a: np.ndarray, wins_b: np.ndarray, clusters: Clusters) -> dict[str, Any]:
-    """As :func:`paired_difference`, from who won [n] bool; the clusters are of the same rows."""
+    """Same as :func:`paired_difference`, from wins [n] bool; the clusters belong to the same rows."""
     gains = wins_a.astype(np.int64) - wins_b.astype(np.int64)
     interval = difference_interval(gains, clusters)
     return {"difference": int(gains.sum()) / len(gains), **interval.to_json()}
 
 
 def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequence[ScoredRow]:
-    """Return ``rows_b`` in the order of ``rows_a``; ``rows_b`` itself, without holding its rows, where it has this
-    order already.
+    """Return ``rows_b`` in the order of ``rows_a``; returns ``rows_b`` itself, without storing its rows, if it already
+    has this order.
 
     Raises:
-      DataError: if the two do not hold the same comparisons, each once, or there are none.
+      DataError: the two differ in their comparisons, contain one twice, or are empty.
     """
     ids = set[str]()
     for a, b in zip(rows_a, rows_b):
@@ -256,7 +256,7 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequ
 def _t_interval(
     values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None, method: str, level: float
 ) -> Interval:
-    """Return the interval of t standard errors on either side of a mean, within what is possible."""
+    """Return the interval of t standard errors on either side of a mean, clipped to the possible range."""
     paired = method == PAIRED
     sample = sample_of(np.asarray(values, np.float64), clusters, weights=weights)
     if sample.clusters < LEAST_CLUSTERS:
@@ -273,7 +273,7 @@ def _t_interval(
 
 
 def too_few(clusters: int, what: str, *, method: str) -> Interval:
-    """Return no interval, with the reason."""
+    """Return an empty interval with its reason."""
     if what == OVER_COMPARISONS and clusters == 1:
         what = "comparison"
     reason = f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"

@@ -1,4 +1,4 @@
-"""Votes of a judge on two responses, which it is shown in both orders."""
+"""A judge's votes on two responses, which it sees in both orders."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def vote_share(counts: Sequence[tuple[int, int]]) -> tuple[float, list[float] | 
     """Return the share of votes for a response, the mean over orders, and its 95 % interval.
 
     The interval combines Wilson's interval of each order ("method of variance estimates recovery": Zou and Donner,
-    Statistics in Medicine 2008). It says how much the share could differ with other draws of the same judge.
+    Statistics in Medicine 2008). It shows how much the share could differ with other draws of the same judge.
 
     Args:
-      counts: of each order the votes for the response, and all votes that can be read.
+      counts: Votes for the response, and all readable votes, for each order.
 
     Returns:
-      0.5 and no interval where an order has no vote that can be read: that is a tie.
+      Share and interval; 0.5 and no interval if an order has no readable vote: this is a tie.
     """
     if not all(total for _, total in counts):
         return 0.5, None

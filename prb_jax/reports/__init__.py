@@ -1,1 +1,1 @@
-"""Tables for people, from summaries."""
+"""Tables for readers, made from summaries."""

@@ -1,4 +1,4 @@
-"""The report of an audit on the terminal."""
+"""Terminal report of an audit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EQUIVALENT = {None: NONE, True: "yes", False: "not shown"}
 
 
 def render_audit(report: Mapping[str, Any]) -> Group:
-    """Return tables of what `prb_jax.building.auditing.report.audit_report` gives, and the sentence for a paper."""
+    """Return tables of the result of `prb_jax.building.auditing.report.audit_report`, and the sentence for a paper."""
     from rich.console import Group
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`prb compare`: finished runs on the same data, every two of them, with intervals, exact tests and ranks."""
+"""`prb compare`: compare every two of several finished runs on the same data, with intervals, exact tests and ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 RANKS: Final = {"rank": field("rank_group"), "run": field("name"), "accuracy": bounded("accuracy", "ci95")}
-"""The columns of the runs of a comparison."""
+"""Columns for the runs of a comparison."""
 
 COMPARE: Final = "compare.json"
 _DIFFERENCES_SHOWN: Final = 4
@@ -40,29 +40,29 @@ def compare(
     """Compare every two of several finished runs of `prb evaluate`, or of another harness, on the same data.
 
     Args:
-      runs: two or more: run folders, or logs of lm-evaluation-harness or Inspect, as
-        :func:`prb_jax.runs.harness_logs.read_run` takes them.
-      out: folder in which `compare.json` is written; without one nothing is.
-      across_protocols: compare runs with different protocols, which show the models different texts.
-      metric: of a log that has several: which one is read of each task.
-      cluster: of logs: one or two fields of the samples by which rows are clustered (default: user_id and item_id,
-        where samples have them).
-      ties: what a tie is worth in ranks and differences: "half" a win, or as much as a "loss".
-      log_loss: also compare log-losses. Scores must be log-odds on one scale, as of calibrated models.
+      runs: Two or more run folders, or logs of lm-evaluation-harness or Inspect, as for
+        :func:`prb_jax.runs.harness_logs.read_run`.
+      out: Folder for `compare.json`; without a folder nothing is written.
+      across_protocols: Compare runs with different protocols, which show the models different texts.
+      metric: Metric to read for each task, for a log that has several.
+      cluster: One or two fields of a log's samples by which rows are clustered (default: user_id and item_id, if
+        samples have them).
+      ties: Value of a tie in ranks and differences: "half" a win, or a "loss".
+      log_loss: Also compare log-losses. Scores must be log-odds on the same scale, e.g. of calibrated models.
 
     Returns:
-      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, ties,
+      The contents of `compare.json`: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, ties,
       half_credit_accuracy, rank_group; model, protocol, profile_posts, differs, hints, path), "pairs" (a, b,
       difference, ci95, detectable, p, p_holm, p_mcnemar, n, users, flips, scores), "tie_credit" and "definitions",
       which explains them. With ``log_loss`` runs have "log_loss" and "log_loss_ci95", pairs the difference with its
-      interval and p-values. A run is called by the name of its folder, or by
-      its path as given where two folders share a name.
+      interval and p-values. The name of a run is the name of its folder, or the path as given if two folders share a
+      name.
 
     Raises:
-      RunError: fewer than two runs; a run that is given twice or not finished; a log that cannot be read as samples
-        with one grade each; runs on different data or, if they are not asked for, with different protocols: each
+      RunError: there are fewer than two runs; a run is given twice or not finished; a log cannot be read as samples
+        with one grade each; runs have different data or, without ``across_protocols``, different protocols: each
         difference is named.
-      DataError: runs that do not hold the same comparisons.
+      DataError: runs contain different comparisons.
     """
     if len(runs) < 2:
         raise RunError(f"compare: expected two runs or more, found {len(runs)}")
@@ -95,10 +95,10 @@ def compare(
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return run folders by their names, or by their paths as given where two share a name.
+    """Return run folders by name, or by path as given if two share a name.
 
     Raises:
-      RunError: one is given twice.
+      RunError: a folder is given twice.
     """
     seen: dict[Path, Path] = {}
     for path in paths:
@@ -111,7 +111,7 @@ def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
-    """Return what tells apart the runs of one model, in words such as "4 posts"; empty for the only run of a model."""
+    """Return the settings that distinguish runs of one model, e.g. "4 posts"; empty for the only run of a model."""
     by_model: dict[str, dict[str, dict[str, Any]]] = {}
     for name, run in runs.items():
         by_model.setdefault(str(run.record.get("model")), {})[name] = dict(_settings(run.record["inputs"]))
@@ -131,7 +131,7 @@ def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
 
 
 def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What decides the scores of a model, but for the data and the versions; digests with their first letters."""
+    """Yield the settings that determine a model's scores, except data and versions; digests are shortened."""
     for name, value in inputs.items():
         if name == "model":
             for key, part in value.items():
@@ -146,8 +146,8 @@ def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def check_comparable(
     a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
 ) -> None:
-    """Raise RunError if two runs are on different data, or have different protocols that are not asked for, or if the
-    accuracy of one is not defined."""
+    """Raise RunError if two runs have different data, or different protocols without ``across_protocols``, or if the
+    accuracy of one is undefined."""
     for name, run in ((a, run_a), (b, run_b)):
         if run.summary.get("accuracy") is None:
             reason = run.summary.get("ci95_reason")
@@ -170,7 +170,7 @@ def check_comparable(
 
 
 def render_comparison(compared: Mapping[str, Any]) -> Group:
-    """Return tables of what `compare` gives: the runs in their groups, and every pair."""
+    """Return tables of the result of `compare`: the runs in their rank groups, and every pair."""
     from rich.console import Group
 
     runs, pairs = compared["runs"], compared["pairs"]

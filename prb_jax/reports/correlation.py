@@ -43,7 +43,7 @@ from prb_jax.scoring.prompt_extras import told_of
 CORRELATE: Final = "correlate.json"
 
 _NEEDED: Final = {"user_accuracy": "users", "user_quantile": "users", "subset_quantile": "subsets"}
-"""Figures of the benchmark, and of what the data need two or more for them."""
+"""Benchmark figures, and the part of the data of which each needs at least two."""
 
 _FIGURES: Final = {
     "accuracy": "strict wins / comparisons",
@@ -52,7 +52,7 @@ _FIGURES: Final = {
     "subset_quantile": "quantile over subsets of their accuracies, see parameters",
     "repetitions": "the figure of each seed, where there are several; the figure is the mean over all their texts, and "
     "intervals are over users, not over seeds",
-    "lineage": "architecture of the reward model, or what --lineage says; same_as_policy: whether it is the policy's",
+    "lineage": "architecture of the reward model, or its --lineage; same_as_policy: whether it is the policy's",
     **PREDICTION_DEFINITIONS,
     **POWER_DEFINITIONS,
     "ci95_reason": "why there is no interval; accuracies have the intervals of summary.json, all other figures those "
@@ -62,8 +62,8 @@ _FIGURES: Final = {
 
 @dataclass(frozen=True)
 class _Behaviour:
-    """One figure of the behaviour under several reward models, by their identities: pooled over repetitions, whose
-    values are kept; and the lineage of the policy."""
+    """One figure of the behaviour under several reward models, by identity, and the lineage of the policy. Repetitions
+    are pooled, and their values kept."""
 
     name: str
     policy: str | None
@@ -90,28 +90,28 @@ def correlate(
     """Correlate benchmark figures of reward models with figures of behaviour, with intervals and permutation tests.
 
     Args:
-      scores: run folders of `prb evaluate`, one for each reward model, on the same data.
-      behaviour: run folders with a ``behaviour.json``: of `prb best-of-n`, `prb policy-accuracy`, `prb guide`,
+      scores: Run folders of `prb evaluate`, one for each reward model, on the same data.
+      behaviour: Run folders with a ``behaviour.json``: from `prb best-of-n`, `prb policy-accuracy`, `prb guide`,
         `prb ppo`.
-      out: folder in which `correlate.json` and `correlate.png` are written; without one nothing is.
-      lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
-      figures: of the benchmark that are correlated, as "accuracy"; all that the data have if not given.
-      quantile: over users and subsets, above 0 and at most 0.5.
-      draws: of users, for the intervals of figures.
-      seed: of the draws.
-      start: the behaviour before anything is learned, for the gate: one number for all, or by behaviour; where there
-        is none, that under baseline:random as the reward.
-      least_gain: that a reward that knows the truth must gain over the start, beside an interval above 0: where it
-        does not, no correlation is computed.
-      plan: says how many models and prompts resolve a correlation of 0.3, 0.5 and 0.8.
+      out: Folder for `correlate.json` and `correlate.png`; without a folder nothing is written.
+      lineage: JSON file {name of a score run: lineage}, to replace the architecture as lineage.
+      figures: Benchmark figures to correlate, e.g. "accuracy"; by default all that the data support.
+      quantile: Quantile over users and subsets, above 0 and at most 0.5.
+      draws: Number of draws of users, for the intervals of figures.
+      seed: Seed of the draws.
+      start: Behaviour before any learning, for the gate: one number for all, or by behaviour; by default the behaviour
+        under baseline:random as the reward.
+      least_gain: Minimum gain of the upper bound over the start, in addition to an interval above 0. If it is not
+        reached, no correlation is computed.
+      plan: Report how many models and prompts resolve a correlation of 0.3, 0.5 and 0.8.
 
     Returns:
-      What `correlate.json` holds; its "definitions" explain it.
+      The contents of `correlate.json`; its "definitions" explain them.
 
     Raises:
-      RunError: a run that is missing, not finished or of another kind; runs on different data; fewer than three
-        reward models that are in both.
-      DataError: a number out of range.
+      RunError: a run is missing, not finished or of another kind; runs have different data; fewer than three reward
+        models are in both.
+      DataError: a number is out of range.
     """
     if not 0 < quantile <= 0.5:
         raise DataError(f"quantile: expected above 0 and at most 0.5, found {quantile}")
@@ -158,8 +158,8 @@ def correlate(
         ]
         if len(known) < LEAST_MODELS:
             raise RunError(
-                f"{one.name}: expected at least {LEAST_MODELS} reward models that are in --scores too, found "
-                f"{len(known)}: {', '.join(known) or 'none'}; in --behaviour alone: "
+                f"{one.name}: expected at least {LEAST_MODELS} reward models that are also in --scores, found "
+                f"{len(known)}: {', '.join(known) or 'none'}; only in --behaviour: "
                 f"{', '.join(figure.label for figure in strangers) or 'none'}"
             )
         columns = [place for place, name in enumerate(runs) if name in known]
@@ -216,7 +216,7 @@ def correlate(
 
 
 def _standard_intervals(runs: Iterable[FinishedRun], figure: str) -> list[dict[str, Any]] | None:
-    """The intervals of accuracies as every other verb gives them; None for other figures."""
+    """Return the intervals of accuracies, computed as in every other verb; None for other figures."""
     if figure not in ("accuracy", "user_accuracy"):
         return None
     intervals = []
@@ -236,19 +236,19 @@ def _intervals(sample: Resampled, clusters: int) -> list[dict[str, Any]]:
 def _shown_interval(
     bounds: Sequence[float] | None, clusters: int, *, undefined: str = "not defined in half of the draws"
 ) -> dict[str, Any]:
-    """An interval over draws of users, by the rule of all others: six clusters, and a width."""
+    """Return an interval over draws of users, if it has a width and at least six clusters, like all others."""
     reason = None
     if clusters < LEAST_CLUSTERS:
         reason = f"{clusters} users; an interval needs at least {LEAST_CLUSTERS}"
     elif bounds is None:
         reason = undefined
     elif bounds[0] == bounds[1]:
-        reason = "the same in every draw, which says nothing of other users"
+        reason = "the same in every draw, so nothing is known about other users"
     return {"ci95": None if reason else bounds, "ci95_reason": reason}
 
 
 def _identity(run: FinishedRun) -> str:
-    """What tells the reward model of a run of `prb evaluate` from others."""
+    """Return a key that identifies the reward model of a run of `prb evaluate`."""
     return _key(reward_identity(run.record["inputs"]["model"]))
 
 
@@ -271,7 +271,7 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
                 f"{name}: knows what no model could, an upper bound and no benchmark figure: leave it out"
             )
     for name, run in runs.items():
-        if name != first:  # each model is scored as it was trained, so that protocols may differ
+        if name != first:  # each model is scored as in its training, so protocols may differ
             check_comparable(first, reference, name, run, across_protocols=True)
         if (other := seen.setdefault(_identity(run), name)) != name:
             raise RunError(f"{other} and {name}: the same reward model twice; expected one run of each")
@@ -279,7 +279,7 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
 
 
 def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
-    """The figures by name and setting, repetitions pooled; where settings share a name, the folder tells them apart."""
+    """Return the figures by name and setting, with repetitions pooled; if settings share a name, add the folder."""
     groups: dict[tuple[str, str], dict[str, list[tuple[Path, Figure]]]] = {}
     for folder, figure in figures:
         group = groups.setdefault((figure.name, _key(figure.repeated_setting)), {})
@@ -336,7 +336,7 @@ def _clusters(run: FinishedRun) -> list[str]:
 def _benchmark(
     runs: Mapping[str, FinishedRun], places: Mapping[str, int], weights: np.ndarray, *, quantile: float
 ) -> dict[str, Resampled]:
-    """The figures of all score runs that these data have."""
+    """Return the figures of all score runs that these data support."""
     first = next(iter(runs.values()))
     rows = [places[cluster] for cluster in _clusters(first)]
     order = {row.id: place for place, row in enumerate(first.rows)}
@@ -367,11 +367,11 @@ def _benchmark(
 
 
 def _verdict(accuracies: Sequence[float]) -> str:
-    """Say whether this number of models resolves an order, and how far apart they are."""
+    """Return a sentence on whether this number of models resolves an order, and the range of their accuracies."""
     count = len(accuracies)
     text = (
-        f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of orders that have "
-        f"nothing to do with each other has a standard error of {tau_error(count):.2f}"
+        f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of unrelated "
+        f"orders has a standard error of {tau_error(count):.2f}"
     )
     unresolved = f": fewer than {RESOLVED_FROM} models, so the order is not resolved"
     return text + (unresolved if count < RESOLVED_FROM else "")

@@ -1,7 +1,7 @@
-"""Whether a study of behaviour has any power, and how large one has to be: the gate and the plan of `prb correlate`.
+"""Power of a study of behaviour, and the size it needs: the gate and the plan of `prb correlate`.
 
-The gate is the row of the upper bound: where a reward that knows the truth does not move the behaviour by as much as
-these data can show, a correlation of the orders of reward models says nothing.
+The gate uses the upper bound: if a reward that knows the truth does not change the behaviour by a detectable amount, a
+correlation of the orders of reward models is meaningless.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.runs.behaviour import Figure
 from prb_jax.scoring import UPPER_BOUND
 
-RANDOM: Final = "baseline:random"  # the reward whose behaviour is that of nothing learned: the start
+RANDOM: Final = "baseline:random"  # the reward whose behaviour is the start: nothing is learned
 
 CORRELATIONS: Final = (0.3, 0.5, 0.8)
-PROMPTS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # factors of the prompts of the study that the plan tries
+PROMPTS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # multiples of the study's prompts in the plan
 
 POWER: Final = 0.8
 
 POWER_DEFINITIONS: Final[Mapping[str, str]] = {
-    "gate": "improvement: the behaviour under the upper bound, a reward that knows the truth, minus the start (that "
-    "under baseline:random, or --start), with its 95 % interval over draws of users; passed: the "
-    "interval is above zero, and the improvement at least least_gain; null where there is no upper bound or no start. "
-    "Where it is not passed there is no correlation. detectable: the smallest improvement that would have passed with "
+    "gate": "improvement: the behaviour under the upper bound, a reward that knows the truth, minus the start (the "
+    "behaviour under baseline:random, or --start), with its 95 % interval over draws of users; passed: the "
+    "interval is above zero, and the improvement at least least_gain; null without an upper bound or a start. "
+    "If it is not passed, no correlation is computed. detectable: the smallest improvement that would have passed with "
     "a power of 80 %",
     "plan": "for a true correlation (Pearson's, over models) and a number of prompts, the fewest models with which a "
     "two-sided test at 0.05 finds it with a power of 80 %, by simulation: true figures are normal with the spread of "
-    "this study's models (the variance of their figures less that of sampling), figures have its sampling noise, whose "
-    "variance falls with the prompts for the behaviour; null: more than 1,000 models",
+    "this study's models (the variance of their figures minus the sampling variance), figures have its sampling noise, "
+    "whose variance falls with the prompts for the behaviour; null: more than 1,000 models",
 }
 
 
 def is_upper_bound(figure: Figure) -> bool:
-    """Return whether the reward model of a figure knows the truth."""
+    """Return whether the reward model of a figure is an upper bound."""
     return UPPER_BOUND in figure.reward_model
 
 
@@ -49,13 +49,13 @@ def gate(
     start: float | None,
     least_gain: float,
 ) -> dict[str, Any]:
-    """Return by how much the upper bound moves a behaviour, and whether that is enough: see `POWER_DEFINITIONS`.
+    """Return how much the upper bound changes a behaviour, and whether this is enough: see `POWER_DEFINITIONS`.
 
     Args:
-      figures: of one behaviour, under all reward models.
-      places: of the clusters in ``weights``, draws of them [N, C].
-      start: the behaviour before anything is learned; None for that under `RANDOM`.
-      least_gain: of the upper bound over the start.
+      figures: Figures of one behaviour under all reward models.
+      places: Position of each cluster in ``weights``, draws of clusters [N, C].
+      start: Behaviour before any learning; None for the behaviour under `RANDOM`.
+      least_gain: Minimum gain of the upper bound over the start.
     """
     upper = next((figure for figure in figures if is_upper_bound(figure)), None)
     chance = next((figure for figure in figures if figure.label == RANDOM), None)
@@ -76,7 +76,7 @@ def gate(
     ends = percentiles(moved) if min(len(set(one.clusters)) for one in compared) >= LEAST_CLUSTERS else None
     passed = gain >= least_gain and ends is not None and ends[0] > 0
     shown = "no interval" if ends is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
-    # 1.96 + 0.84 standard errors, the power of a two-sided test at 0.05 being 80 %
+    # 1.96 + 0.84 standard errors give a two-sided test at 0.05 a power of 80 %
     detectable = None if ends is None else max(2.8 * float(np.nanstd(moved)), least_gain)
     seen = "" if detectable is None else f"; {detectable:+.3f} would have been seen with a power of 80 %"
     needed = f" of at least {least_gain:+.3f}" if least_gain > 0 else ""
@@ -99,8 +99,8 @@ def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cel
 
 
 def plan(benchmark: Resampled, behaviour: Resampled, *, prompts: int, seed: int) -> dict[str, Any]:
-    """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`; the prompts are those of each
-    model."""
+    """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`; ``prompts`` is the number for
+    each model."""
     (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
     planned: dict[str, Any] = {
         "models": len(behaviour.values),

@@ -1,4 +1,4 @@
-"""What `prb correlate` shows: tables for the terminal, and a picture of benchmark figures against behaviours."""
+"""Output of `prb correlate`: tables for the terminal, and a plot of benchmark figures against behaviours."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 PICTURE: Final = "correlate.png"
 
-_NAMED: Final = 20  # the most models whose names stand beside their points
-_NAME_HEIGHT: Final = 0.055  # of a line of names, as a share of the axes
+_NAMED: Final = 20  # maximum number of models for which points have names
+_NAME_HEIGHT: Final = 0.055  # height of a line of names, as a share of the axes
 
 _WORDS: Final = {
     "user_accuracy": "mean over users",
@@ -35,7 +35,7 @@ _WORDS: Final = {
 
 
 def render_correlation(correlation: Mapping[str, Any]) -> Group:
-    """Return tables of what `prb_jax.correlate` gives: the models, and the measures for each behaviour."""
+    """Return tables of the result of `prb_jax.correlate`: the models, and the measures for each behaviour."""
     from rich.console import Group
 
     tables, parameters = [_models(correlation)], correlation["parameters"]
@@ -72,7 +72,7 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
 
 
 def _with_true(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The measures, and Pearson's correlation without noise after that of the figures."""
+    """Return the measures, with the noise-free Pearson correlation after the raw one."""
     rows = dict(measures)
     if (true := measures["pearson"]["without_noise"]) is not None:
         return {"pearson": rows.pop("pearson"), "without_noise": true, **rows}
@@ -93,15 +93,15 @@ def _models(correlation: Mapping[str, Any]) -> Table:
     figures += [figure for model in correlation["models"] for figure in model["behaviour"].values()]
     note, unmatched = "[..] 95 % interval over users" + _reasons(figures), correlation["unmatched"]
     if unmatched["scores"]:
-        note += f"\nin --scores alone, left out: {', '.join(unmatched['scores'])}"
+        note += f"\nonly in --scores, left out: {', '.join(unmatched['scores'])}"
     if unmatched["behaviour"]:
         names = dict.fromkeys(f"{one['reward_model']} ({one['behaviour']})" for one in unmatched["behaviour"])
-        note += f"\nin --behaviour alone, left out: {', '.join(names)}"
+        note += f"\nonly in --behaviour, left out: {', '.join(names)}"
     return Table.of("Reward models", models, columns, words=2, note=note)
 
 
 def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Table:
-    """How many models and prompts resolve a correlation."""
+    """Return the table of how many models and prompts resolve a correlation."""
     by_correlation: dict[float, dict[int, Mapping[str, Any]]] = {}
     for row in plan["rows"]:
         by_correlation.setdefault(row["correlation"], {})[row["prompts"]] = row
@@ -128,10 +128,10 @@ def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Tabl
 def draw_correlation(path: Path, correlation: Mapping[str, Any]) -> None:
     """Draw every model as a point with its intervals: a row for each behaviour, a column for each benchmark figure.
 
-    Of a single benchmark figure the behaviours stand side by side, up to four in a row.
+    With only one benchmark figure, up to four behaviours share a row.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: the plot cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -178,7 +178,7 @@ def draw_correlation(path: Path, correlation: Mapping[str, Any]) -> None:
 
 
 def _bars(figures: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[float]]]:
-    """Values, and how far the interval of each reaches below and above it; 0 for a value without an interval."""
+    """Return values, and the lengths of each interval below and above its value; 0 without an interval."""
     values = [figure["value"] for figure in figures]
     ends = [figure["ci95"] or [figure["value"]] * 2 for figure in figures]
     below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]
@@ -186,7 +186,7 @@ def _bars(figures: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[
 
 
 def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write the names in a column at the right of the axes, each with a line to its point and none over another."""
+    """Write the names in a column to the right of the axes, without overlap, each with a line to its point."""
     low, high = axis.get_ylim()
     axis.set_ylim(low, high)
     order = sorted(points, key=lambda name: points[name][1])
@@ -211,11 +211,11 @@ def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
 
 
 def _words(name: str) -> str:
-    """What a figure is called in a table or a picture."""
+    """Return the label of a figure for tables and plots."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
 def _reasons(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Why some figures have no interval, each reason once."""
+    """Return the distinct reasons why some figures have no interval."""
     reasons = dict.fromkeys(one["ci95_reason"] for one in figures if one["ci95_reason"])
     return "".join(f"\nno interval: {reason}" for reason in reasons)

@@ -1,4 +1,4 @@
-"""Pictures of a page: SVG that stands in the page itself, and follows its colours in the dark and in the light."""
+"""Drawings for a page: inline SVG that follows the page's colours in dark and light mode."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _COLOURS = {
     "#ff7f0e": "var(--second)",
 }
 _FIRST, _SECOND, _MUTED = "#1f77b4", "#ff7f0e", "#808080"
-_MOST_USERS = 300  # of which a picture has a point each
+_MOST_USERS = 300  # maximum number of users drawn as points
 
 
 def draw_margins(margins: np.ndarray) -> Drawing | Paragraph:
-    """Draw how many comparisons have which margin; losses and wins in two colours."""
+    """Draw a histogram of margins; losses and wins in two colours."""
     reach = float(np.quantile(np.abs(margins), 0.99)) or 1.0
     clipped = np.clip(margins, -reach, reach)
     losses, wins = clipped[margins < 0], clipped[margins > 0]
@@ -76,13 +76,13 @@ def draw_reliability(curve: Mapping[str, Any]) -> Drawing | Paragraph:
         _on_axes(draw, "confidence of the pick", "share of right picks", size=(4.6, 4.0)),
         "Reliability diagram",
         f"Expected calibration error {curve['ece']:.3f}: picks are right in {curve['right']:.1%} of the comparisons, "
-        f"with a mean confidence of {curve['confidence']:.1%}. A point on the dotted line means what it says; a larger "
-        "point holds more comparisons.",
+        f"with a mean confidence of {curve['confidence']:.1%}. Points on the dotted line are perfectly calibrated; a "
+        "larger point holds more comparisons.",
     )
 
 
 def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing | Paragraph:
-    """Draw how many users have which accuracy."""
+    """Draw a histogram of the users' accuracies."""
 
     def draw(axis: Axes) -> None:
         axis.hist(accuracy, bins=np.linspace(0, 1, 21).tolist(), color=_FIRST)
@@ -104,7 +104,7 @@ def draw_each_user(lines: Sequence[UserLine]) -> Drawing | Paragraph:
     """Draw the accuracy of each user with its interval, from the lowest to the highest."""
     ordered = sorted(lines, key=lambda line: (line.accuracy, line.user))
     step = -(-len(ordered) // _MOST_USERS)
-    shown = [*ordered[:-1:step], ordered[-1]]  # the highest too
+    shown = [*ordered[:-1:step], ordered[-1]]  # always includes the highest
 
     def draw(axis: Axes) -> None:
         bounds = {place: line.ci95 for place, line in enumerate(shown) if line.ci95 is not None}
@@ -130,8 +130,8 @@ def draw_points(
     xlabel: str,
     description: str,
 ) -> Drawing | Paragraph:
-    """Draw an accuracy with its interval for each of some groups that have an order: (label, accuracy, interval). A
-    group without an accuracy is left empty."""
+    """Draw an accuracy with its interval for each of several ordered groups: (label, accuracy, interval). A group
+    without an accuracy stays empty."""
 
     def draw(axis: Axes) -> None:
         known = [(place, value) for place, (_, value, _) in enumerate(points) if value is not None]
@@ -147,7 +147,7 @@ def draw_points(
 def _on_axes(
     draw: Callable[[Axes], None], xlabel: str, ylabel: str, *, size: tuple[float, float] = (6.4, 3.0)
 ) -> Callable[[], Figure]:
-    """Return what makes a figure with one pair of axes, in the one style of all pictures that are drawn here."""
+    """Return a function that makes a figure with one pair of axes, in the common style of all drawings here."""
 
     def make() -> Figure:
         from matplotlib.figure import Figure
@@ -166,7 +166,7 @@ def _on_axes(
 
 
 def drawing(make: Callable[[], Figure], title: str, description: str) -> Drawing | Paragraph:
-    """Return a figure of matplotlib as a block of a page; the description alone where matplotlib is not installed."""
+    """Return a matplotlib figure as a block of a page; only the description if matplotlib is not installed."""
     if lacking := lacking_extra("report"):
         return Paragraph(f"{title}: {description} There is no picture, as it {lacking}.", True)
     import matplotlib as mpl
@@ -181,10 +181,10 @@ def drawing(make: Callable[[], Figure], title: str, description: str) -> Drawing
 
 
 def inline_svg(text: str, *, title: str) -> Markup:
-    """Return what stands in a page in place of an SVG file of matplotlib.
+    """Return the inline form of an SVG file by matplotlib.
 
-    No header, no metadata and so no address of anything, colours as variables of the page, letters in its font, and
-    an accessible name. Names of elements that nothing refers to are left out, since a page has several pictures.
+    It has no header and no metadata, and so no web addresses. Colours are variables of the page, letters use its font,
+    and the drawing has an accessible name. Unused element ids are removed, because a page has several drawings.
     """
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

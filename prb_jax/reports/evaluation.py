@@ -1,4 +1,4 @@
-"""The chapter of a page about one evaluation: figures, who is served, what scores are worth, how it was made."""
+"""The chapter of a page about one evaluation: figures, users served, calibration, and how the run was made."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES
 
-MOST_ROWS = 2000  # of a table; more would make a page that nobody reads and few browsers open at once
+MOST_ROWS = 2000  # maximum rows of a table; larger pages are slow to open, and nobody reads them
 
 _LONGEST_MANIFEST = 100_000
 
 
 def model_name(record: Mapping[str, Any]) -> str:
-    """Return what a page calls the model of a run: a local folder by the last part of its path."""
+    """Return the page's name for the model of a run; for a local folder, the last part of its path."""
     name, model = str(record.get("model")), record["inputs"].get("model") or {}
     if not isinstance(model.get("files"), dict) or model.get("revision") is not None:
         return name
@@ -41,8 +41,8 @@ def model_name(record: Mapping[str, Any]) -> str:
 
 
 def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str, room: int) -> Chapter:
-    """Return the chapter of one run of `prb evaluate`, by its name in addresses; ``room`` is how many bytes the texts
-    of pairs may take."""
+    """Return the chapter of one run of `prb evaluate`; ``name`` is its anchor, ``room`` the maximum bytes for the texts
+    of pairs."""
     parts: dict[str, Iterable[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
     if not run.rows[0].is_graded:
         without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
@@ -70,7 +70,9 @@ def _result(run: FinishedRun) -> Iterator[Block]:
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     if told := told_of(summary.get("hints") or {}):
-        yield Paragraph(f"The model was told beside the profile: {told}.", UPPER_BOUND in summary["hints"])
+        yield Paragraph(
+            f"The model was told, in addition to the profile: {told}.", UPPER_BOUND in summary["hints"]
+        )
     shown = scorers(summary, name=model)
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
     yield headline(shown, title="The model, its controls and the baselines", note=note)
@@ -91,7 +93,7 @@ def _result(run: FinishedRun) -> Iterator[Block]:
 
 
 def _missing(shown: Summaries) -> Iterator[Block]:
-    """Why figures and intervals of some summaries are missing, each reason once, with the names."""
+    """Yield the distinct reasons why figures and intervals of some summaries are missing, with the names."""
     reasons: dict[str, dict[str, None]] = {}
     for name, summary in shown.items():
         for key in ("ci95", "user_accuracy_ci95", "coverage", "coverage_ci95", "difference_ci95"):
@@ -102,7 +104,7 @@ def _missing(shown: Summaries) -> Iterator[Block]:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The names and the cells of JSON with objects in it."""
+    """Yield the names and cells of nested JSON objects."""
     for key, part in value.items():
         if isinstance(part, Mapping):
             yield from _flat(part, f"{prefix}{key}: ")
@@ -164,7 +166,7 @@ def _users(run: FinishedRun) -> Iterator[Block]:
 
 
 def _bounded(title: str, items: Iterable[Any], columns: Mapping[str, Getter]) -> Table:
-    """A table of at most `MOST_ROWS`: those with the lowest and the highest accuracy, its third column."""
+    """Return a table of at most `MOST_ROWS` rows: the lowest and the highest accuracies, the third column."""
     table = Table.of(title, items, columns)
     rows, note = list(table.rows), ""
     if len(rows) > MOST_ROWS:
@@ -191,14 +193,14 @@ def _scores(run: FinishedRun) -> Iterator[Block]:
 
 
 def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
-    """How the scores go with the lengths of the responses."""
+    """Yield the relation between scores and the lengths of the responses."""
     lengths = [[len(text) for text in texts.by_id[row.id].responses] for row in run.rows]
     bias = length_bias(run.rows, lengths)
     shares = {
         "the preferred response is the longest one": "preferred_is_longest",
         "the longest response has the best score": "picks_longest",
-        f"accuracy where the preferred response is the longest ({bias['n_longest']:,})": "accuracy_longest",
-        f"accuracy where it is not ({bias['n_shorter']:,})": "accuracy_shorter",
+        f"accuracy if the preferred response is the longest ({bias['n_longest']:,})": "accuracy_longest",
+        f"accuracy if it is not ({bias['n_shorter']:,})": "accuracy_shorter",
     }
     rows = [(name, number(bias[key])) for name, key in shares.items()]
     note = f"{bias['equal']:,} comparisons have no single longest response. Definition: {LENGTH_DEFINITION}."
@@ -206,7 +208,7 @@ def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
 
 
 def _posts(run: FinishedRun, texts: Texts) -> Iterator[Block]:
-    """The accuracy by the number of posts that the model saw."""
+    """Yield the accuracy by the number of posts that the model saw."""
     seen = [posts_seen(run, row, len(texts.by_id[row.id].profile)) for row in run.rows]
     if len(set(seen)) < 2:
         yield Paragraph(f"Every comparison was scored with {counted(seen[0], 'post')}.")
@@ -223,14 +225,14 @@ def _posts(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         "Accuracy by number of posts",
         points,
         xlabel="posts of the profile that the model saw",
-        description="Each point holds the comparisons with so many posts; bars are 95 % intervals. Users with many "
-        "posts are other users than those with few: this is no effect of posts.",
+        description="Each point has the comparisons with this number of posts; bars are 95 % intervals. Users with "
+        "many posts differ from users with few, so this is not the effect of posts.",
     )
     yield Table("Accuracy by number of posts", ("posts", "comparisons", "accuracy"), rows)
 
 
 def _ranges(values: Sequence[int], *, most: int = 12) -> list[tuple[int, int]]:
-    """Ranges that hold all values: a range for each value if there are few, else about equally many in each."""
+    """Return ranges that cover all values: one for each value if there are few, else about equally many in each."""
     distinct = sorted(set(values))
     if len(distinct) <= most:
         return [(value, value) for value in distinct]
@@ -275,7 +277,7 @@ def _made(run: FinishedRun) -> Iterator[Block]:
 
 
 def how_made(record: Mapping[str, Any], file: str) -> Iterator[Block]:
-    """Yield the command of a run, where one is recorded, and the facts in its file."""
+    """Yield the command of a run, if recorded, and the facts in its file."""
     command = record.get("command")
     if isinstance(command, list) and command:
         yield Preformatted("The command that repeats it", shlex.join(map(str, command)))

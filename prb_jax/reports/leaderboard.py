@@ -1,4 +1,4 @@
-"""`prb leaderboard`: all runs below a folder as one table, in the forms that papers and leaderboards take."""
+"""`prb leaderboard`: all runs below a folder in one table, in the formats of papers and leaderboards."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _FIGURES = ("n", "accuracy", "ci95", "user_accuracy", "user_accuracy_ci95", "cov
 def leaderboard(
     folder: str | Path, *, unfinished: bool = False, controls: bool = False, upper_bounds: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the runs of `prb evaluate` in a folder and the folders below it, those on the same data together.
+    """Return the runs of `prb evaluate` in a folder and its subfolders, grouped by data.
 
     Args:
-      folder: to be looked through, at any depth.
-      unfinished: also runs without a summary; their figures are None.
-      controls: also the controls of runs, which are runs of their own within them.
-      upper_bounds: also runs that were told what no model could know, as the true rubric or narrative, and those of
+      folder: Folder to search, at any depth.
+      unfinished: Include runs without a summary; their figures are None.
+      controls: Include the controls of runs, which are separate runs within them.
+      upper_bounds: Include runs with information that no real model has, e.g. the true rubric or narrative, and runs of
         `baseline:persona-truth`.
 
     Returns:
       One dict for each run, by data and then from the best to the worst accuracy: run (its folder), model, data,
       protocol, profile_posts, hints (what else the model was told, in words), upper_bound, comparisons, scored, the
-      figures of its summary, gain and gain_ci95 (of knowing the user, where there is a blind control), benchmarks
+      figures of its summary, gain and gain_ci95 (of knowing the user, if there is a blind control), benchmarks
       (score by name), accuracy_by_subset, template.
 
     Raises:
-      RunError: there is no such folder, or no such run in it; a file of a run cannot be read.
+      RunError: the folder does not exist or contains no such run; a file of a run cannot be read.
     """
     top = Path(folder)
     if not top.is_dir():
@@ -99,7 +99,7 @@ def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracy by subset; of RewardBench's own subsets what its result file says, by its own rule."""
+    """Return accuracy by subset; for RewardBench's own subsets, the values of its result file, by its own rule."""
     figures = dict(summary.get("accuracy_by_subset") or {})
     name = organisation_and_name(str(record.get("model")))
     for benchmark in summary.get("benchmarks") or {}:
@@ -129,11 +129,11 @@ _COLUMNS: Final[Mapping[str, Getter]] = {
     "coverage": field("coverage", "{:.3f}"),
     "gain": change("gain"),
 }
-_WORDS: Final = 3  # columns at the left
+_WORDS: Final = 3  # number of text columns at the left
 
 
 def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
-    """Return tables for the terminal, one for each data; the interval of a figure stands below it."""
+    """Return tables for the terminal, one for each data set; intervals are below their figures."""
     from rich.console import Group
 
     columns: dict[str, Getter] = {"run": lambda entry: f"{entry['run']}\n{entry['model']}, {_view(entry)}"}
@@ -183,7 +183,7 @@ def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_rewardbench(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a JSON list of what RewardBench keeps of each model: model, model_type, chat_template, its subsets."""
+    """Return a JSON list in RewardBench's format for each model: model, model_type, chat_template, its subsets."""
     models = [
         {
             "model": organisation_and_name(entry["model"]),
@@ -202,14 +202,14 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]]] = {
     "markdown": as_markdown,
     "rewardbench": as_rewardbench,
 }
-"""The forms of a leaderboard by name."""
+"""The output formats of a leaderboard by name."""
 
 
 def format_leaderboard(entries: Sequence[Mapping[str, Any]], form: str) -> str:
-    """Return what `leaderboard` gives as a text in one of ``FORMATS``.
+    """Return the result of `leaderboard` as text in one of ``FORMATS``.
 
     Raises:
-      RunError: an unknown form.
+      RunError: the format is unknown.
     """
     if form not in FORMATS:
         raise RunError(f"format: expected {', '.join(FORMATS)}, found {quote(form)}")

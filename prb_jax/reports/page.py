@@ -1,4 +1,4 @@
-"""What a page is made of, as values, and the HTML of it: one file that needs nothing else."""
+"""The blocks of a page as values, and its HTML: one self-contained file."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from prb_jax.errors import printable
 from prb_jax.reports.table import Table
 from prb_jax.version import __version__
 
-# They turn the direction of text, also of the text of the page around them; and letters that are no letters.
+# Marks that change the direction of text, even of the surrounding page; and code points that are not characters.
 _DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def visible(text: str) -> str:
-    """Return the text with its control characters shown, and so without effect on a page or a reader.
+    """Return the text with its control characters made visible, so they cannot affect a page or a reader.
 
-    Escaping for HTML comes later, from the template.
+    The template escapes HTML later.
     """
     text = printable(text.replace("\r\n", "\n"))
     return _DIRECTIONS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def clipped(text: str, most: int) -> str:
-    """Return the visible text, without its end where it is longer, and how much that is."""
+    """Return the visible text, cut if it is longer, with the number of cut characters."""
     shown = visible(text[:most])
     return shown if len(text) <= most else f"{shown} ... [{len(text) - most:,} more characters]"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture: its title is its accessible name too, the description is shown below it, the SVG is safe markup."""
+    """A drawing: the title is also its accessible name, the description is shown below it, the SVG is safe markup."""
 
     kind: ClassVar = "drawing"
     title: str
@@ -47,7 +47,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A few sentences; with `reason`, they say why something is not shown."""
+    """A few sentences; with `reason`, they explain why something is missing."""
 
     kind: ClassVar = "paragraph"
     text: str
@@ -56,7 +56,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Listing:
-    """Sentences that stand below each other."""
+    """Sentences in a list."""
 
     kind: ClassVar = "listing"
     lines: Sequence[str]
@@ -64,7 +64,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Preformatted:
-    """Text that is shown as it is, folded away where it is long."""
+    """Text that is shown verbatim, folded if long."""
 
     kind: ClassVar = "preformatted"
     title: str
@@ -74,9 +74,9 @@ class Preformatted:
 
 @dataclass(frozen=True)
 class PairList:
-    """Comparisons to read, as `prb_jax.reports.pairs` makes them, with a choice of subset, user and verdict.
+    """Comparisons to read, from `prb_jax.reports.pairs`, with filters for subset, user and verdict.
 
-    Their private texts are for people only: no model saw them.
+    Their private texts are only for people: no model saw them.
     """
 
     kind: ClassVar = "pairs"
@@ -91,7 +91,7 @@ Block = Table | Drawing | Paragraph | Listing | Preformatted | PairList
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -99,7 +99,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of the page, or what several have in common; `name` is its anchor."""
+    """One run of the page, or a comparison of several; `name` is its anchor."""
 
     title: str
     name: str
@@ -107,7 +107,7 @@ class Chapter:
 
 
 def render_page(chapters: Sequence[Chapter], *, title: str) -> str:
-    """Return the HTML of a page in one file, without any address of another one."""
+    """Return the HTML of a page as one file, without links to other resources."""
     from jinja2 import Environment, StrictUndefined
 
     def shown(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The comparisons of a run that are worth reading: their texts, where the data are unchanged, and the worst of them."""
+"""The comparisons of a run that are worth reading: their texts, if the data are unchanged, and the worst ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prb_jax.runs.kind import RUN
 from prb_jax.scoring.inputs import read_inputs
 
 MOST_PAIRS = 300
-_WORST = 100  # of all, before those of subsets and users have their turn
+_WORST = 100  # number of the worst comparisons overall, before subsets and users
 _WORST_OF_SUBSET = 10
 _LONGEST_TEXT = 4000
 _LONGEST_POST = 500
@@ -28,7 +28,7 @@ _MOST_POSTS = 10
 
 @dataclass(frozen=True)
 class Texts:
-    """The comparisons of a run by id; none where they cannot be shown, and then why they are ``missing``."""
+    """The comparisons of a run by id; empty if they cannot be shown, with the reason in ``missing``."""
 
     by_id: Mapping[str, Comparison]
     missing: str = ""
@@ -38,17 +38,17 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads the data of several runs, each once: from ``places`` where they lie now, or by the names that each run was
-    given."""
+    """Reads the data of several runs, each once: from ``places``, their current location, or from the names that each
+    run was given."""
 
     places: Sequence[str] = ()
     _known: dict[str, tuple[dict[str, Any], dict[str, Comparison]]] = field(default_factory=dict, repr=False)
 
     def read(self, run: FinishedRun) -> Texts:
-        """Return the comparisons that the run scored, if the data are what they were.
+        """Return the comparisons that the run scored, if the data are unchanged.
 
         Raises:
-          DataError: a place that was given explicitly does not hold the data of the run.
+          DataError: an explicitly given place does not contain the data of the run.
         """
         if run.rows[0].is_graded:
             return Texts({}, "they are in the log")
@@ -81,7 +81,7 @@ class TextReader:
 
 
 def posts_seen(run: FinishedRun, row: ScoredRow, posts: int) -> int:
-    """Return how many of the posts of a comparison its scorer saw; one without tokens sees them all."""
+    """Return how many posts of a comparison its scorer saw; a scorer without tokens sees all of them."""
     if not row.tokens:
         return posts
     limit = run.record["inputs"].get("profile_posts")
@@ -90,8 +90,7 @@ def posts_seen(run: FinishedRun, row: ScoredRow, posts: int) -> int:
 
 
 def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Block]:
-    """Yield the worst comparisons with their texts, at most ``room`` bytes of them; a table without texts where those
-    are missing."""
+    """Yield the worst comparisons with their texts, limited to ``room`` bytes; without texts, a table of them."""
     margins = outcomes(run.rows).margins
     order = [int(place) for place in np.argsort(margins, kind="stable")]
     if not texts.by_id:
@@ -117,14 +116,14 @@ def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Bloc
     pairs = [chosen[place] for place in order if place in chosen]
     note = (
         f"{len(pairs):,} of {len(run.rows):,} comparisons, lowest margin first: the worst of all, the worst of each "
-        "subset and of each user, as many as have room. Text that is too long loses its end here, and says so."
+        "subset and of each user, as many as fit. Long texts are cut here, with a note."
     )
     subsets, users = (sorted({pair[key] for pair in pairs}) for key in ("subset", "user"))
     yield PairList(note, pairs, subsets, users)
 
 
 def _in_turn(order: Sequence[int], rows: Sequence[ScoredRow]) -> Iterator[int]:
-    """All places: first the worst, then the worst of each subset, then the worst of each user, then the others."""
+    """Yield all places: first the worst, then the worst of each subset, then of each user, then the others."""
     yield from order[:_WORST]
     yield from _first_of_each(order, (rows[place].subset for place in order), most=_WORST_OF_SUBSET)
     yield from _first_of_each(order, (rows[place].user_id for place in order), most=1)
@@ -140,7 +139,7 @@ def _first_of_each(order: Sequence[int], groups: Iterable[str | None], *, most: 
 
 
 def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: float) -> dict[str, Any]:
-    """What a page shows of a comparison: the template names the fields. Lists of texts are (name, text)."""
+    """Return the fields of a comparison that the page template uses. Lists of texts are (name, text)."""
     seen, there = posts_seen(run, row, len(comparison.profile)), len(comparison.profile)
     first = f", the first {_MOST_POSTS} here" if there > _MOST_POSTS else ""
     reasons = [
@@ -186,7 +185,7 @@ def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: floa
 
 
 def _size(pair: Mapping[str, Any]) -> int:
-    """About how many bytes the pair takes on the page: letters in UTF-8, and the escapes of HTML."""
+    """Return the approximate size of the pair on the page in bytes: UTF-8 text and HTML escapes."""
     texts = [text for _, text in (*pair["messages"], *pair["posts"], *pair["private"])]
     texts += [response["text"] for response in pair["responses"]]
     escapes = sum(5 * text.count(letter) for text in texts for letter in "&<>'\"")

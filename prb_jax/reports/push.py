@@ -1,4 +1,4 @@
-"""`prb push`: the model of a run to the Hugging Face hub, with a card made from the run."""
+"""`prb push`: upload the model of a run to the Hugging Face hub, with a card made from the run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _REPOSITORY = re.compile(f"{_PART}/{_PART}")
 
 @dataclass(frozen=True)
 class Upload:
-    """What a push publishes: files of the model, the text of README.md, and that of `.eval_results/prb_jax.yaml`, which
-    is empty where no evaluation is of a data set of the hub."""
+    """Contents of a push: the files of the model, the text of README.md, and the text of `.eval_results/prb_jax.yaml`,
+    which is empty if no evaluation uses a data set of the hub."""
 
     repository: str
     files: Sequence[Path]
@@ -49,17 +49,17 @@ def push(
 ) -> str:
     """Upload the model of a run in one commit, with a card of its figures, its data and the commands.
 
-    The repository is made where there is none. The login is that of `hf auth login`, or of the variable HF_TOKEN.
+    Creates the repository if it does not exist. The login comes from `hf auth login`, or from the variable HF_TOKEN.
 
     Args:
-      run, repository, evaluations, task_id: see :func:`prepare_push`, which says what would be published.
-      private: makes a new repository private.
+      run, repository, evaluations, task_id: Same as for :func:`prepare_push`, which shows what would be published.
+      private: Make a new repository private.
 
     Returns:
-      The address of the commit.
+      The URL of the commit.
 
     Raises:
-      RunError: as of :func:`prepare_push`; or the hub refuses.
+      RunError: same as :func:`prepare_push`; or the hub rejects the upload.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -74,7 +74,7 @@ def push(
         commit = api.create_commit(
             repository, operations, commit_message="Model and card from a run of prb_jax"
         )
-    except Exception as error:  # of the hub, of its library and of the network; the chain keeps the details
+    except Exception as error:  # from the hub, its library or the network; the chain keeps the details
         raise RunError(f"{repository}: the hub did not take it: {_reason(error)}") from error
     return str(commit.commit_url)
 
@@ -85,14 +85,13 @@ def prepare_push(
     """Return what :func:`push` would publish, without a connection.
 
     Args:
-      run: a finished run of `prb train`; or one of `prb evaluate` whose model is a folder that is still there and
-        unchanged.
+      run: Finished run of `prb train`; or a run of `prb evaluate` whose model is a folder that still exists unchanged.
       repository: "ORG/NAME".
-      evaluations: runs of `prb evaluate` of this model; the card gets their tables.
-      task_id: of the benchmark, as the `eval.yaml` of its data set on the hub calls it.
+      evaluations: Runs of `prb evaluate` with this model; the card gets their tables.
+      task_id: Id of the benchmark in the `eval.yaml` of its data set on the hub.
 
     Raises:
-      RunError: the folder holds no finished run, or no model; an evaluation is of another model.
+      RunError: the folder contains no finished run, or no model; an evaluation has another model.
     """
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise RunError(f"repository: expected ORG/NAME, found {quote(repository)}")
@@ -102,9 +101,7 @@ def prepare_push(
     for path in evaluations:
         evaluation = read_finished(path)
         if evaluation.record["inputs"].get("model", {}).get("files") != digests:
-            raise RunError(
-                f"{path}: evaluates another model than that of {run}: the digests of the files differ"
-            )
+            raise RunError(f"{path}: evaluates another model than {run}: the digests of the files differ")
         runs.append(evaluation)
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
     if not any(path.name == "config.json" for path in files):
@@ -114,10 +111,10 @@ def prepare_push(
 
 
 def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
-    """Return the evaluations that are each of one whole data set of the hub, in the hub's format of evaluation results.
+    """Return the evaluations on exactly one whole data set of the hub, in the hub's format of evaluation results.
 
-    https://huggingface.co/docs/hub/eval-results: the hub shows them beside the model, and on the leaderboard of the
-    data set where that is a benchmark. The value is the benchmark's own score if the run has one, else the accuracy.
+    https://huggingface.co/docs/hub/eval-results: the hub shows them with the model, and on the leaderboard of the data
+    set if it is a benchmark. The value is the benchmark's own score if the run has one, else the accuracy.
     """
     entries = []
     for run in evaluations:
@@ -147,11 +144,11 @@ def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
 
 
 def _published(path: Path) -> tuple[Path, TrainingRun | None, list[FinishedRun]]:
-    """The folder of the model that a run names, its training, and the evaluations that tell of it."""
+    """Return the model folder that a run names, its training run, and its evaluations."""
     if path.is_file():
         raise RunError(f"{path}: expected the folder of a run, found a file; data are not pushed")
     if (path / TRAIN).is_file():
-        TRAINING.read(path)  # a policy is not pushed
+        TRAINING.read(path)  # raises for policies, which cannot be pushed
         run = read_training(path)
         if run.summary is None or not (path / MODEL).is_dir():
             raise RunError(f"{path}: the training run is not finished, so there is no model in it yet")
@@ -178,7 +175,7 @@ def _published(path: Path) -> tuple[Path, TrainingRun | None, list[FinishedRun]]
 
 
 def _training_of(folder: Path) -> TrainingRun | None:
-    """The training run that a model folder is, or lies in."""
+    """Return the training run in a model folder or its parent."""
     for place in (folder, folder.parent):
         if (place / TRAIN).is_file() and (place / SUMMARY).is_file() and TRAINING.read(place) is not None:
             return read_training(place)
@@ -186,7 +183,7 @@ def _training_of(folder: Path) -> TrainingRun | None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line that says something, and that a login is missing where it is."""
+    """Return the first informative line of an error, or a hint if the login is missing."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"no right to write there (status {status}): `hf auth login`, or set HF_TOKEN"
@@ -195,7 +192,7 @@ def _reason(error: Exception) -> str:
 
 def model_card(repository: str, *, training: TrainingRun | None, evaluations: Sequence[FinishedRun]) -> str:
     """Return the card of a repository in Markdown, with the header that the hub reads: a table for each evaluation, and
-    the training where the model was trained here."""
+    the training if the model was trained here."""
     header = {
         "library_name": "prb_jax",
         "pipeline_tag": "text-classification",
@@ -246,7 +243,7 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
     view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts", "max_length"))
     yield f"- shown to the model: {_inline(view)}"
     if told := told_of(inputs.get("hints") or {}):
-        yield f"- told beside the profile: {_inline(told)}"
+        yield f"- told in addition to the profile: {_inline(told)}"
     if (quantized := inputs.get("model", {}).get("quantize")) is not None:
         yield f"- weights quantised for this evaluation: {_inline(str(quantized))}"
     if inputs.get("limit") is not None:
@@ -280,7 +277,7 @@ def _command(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sources(data: Any) -> str:
-    """The files of the data with the first letters of their digests."""
+    """Return the files of the data with the first characters of their digests."""
     if not isinstance(data, Mapping):
         return "not recorded"
     sources = []
@@ -294,6 +291,6 @@ def _sources(data: Any) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return text for the middle of a line of Markdown: nothing in it is markup."""
+    """Return text for the middle of a Markdown line, with all markup escaped."""
     text = visible(text).replace("\n", " ").replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)

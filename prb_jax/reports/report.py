@@ -1,4 +1,4 @@
-"""`prb report`: one page of one or several runs, in one file that needs nothing else."""
+"""`prb report`: one page about one or several runs, as one self-contained file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prb_jax.runs.harness_logs import read_run
 from prb_jax.runs.training import TRAIN
 
 _SWEEP = "posts.json"
-_ROOM = 1_200_000  # bytes of texts of pairs, of all runs together
+_ROOM = 1_200_000  # maximum bytes for texts of pairs, over all runs
 
 
 def report(
@@ -40,25 +40,25 @@ def report(
 ) -> Path:
     """Write a page about runs: their figures with intervals, comparisons of them, and the pairs to read.
 
-    The page is one file without any address of another one. The texts of comparisons are read from the data of each
-    run; where those are gone or have changed, the page says so and shows the figures alone.
+    The page is one file without links to other resources. The texts of comparisons come from the data of each run; if
+    these are missing or have changed, the page states this and only shows the figures.
 
     Args:
-      runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` and
-        `prb ppo` for learning curves, and of `prb personalise`; or logs of lm-evaluation-harness and Inspect, as
-        :func:`prb_jax.compare` takes them; one or several.
-      out: the file, with a name that ends in .html; it is replaced where it exists.
-      data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
-        if there are none.
-      title: of the page; the names of the runs if there is none.
-      metric, cluster: of logs, as of :func:`prb_jax.compare`.
+      runs: One or several folders of `prb evaluate` (also with several numbers of posts), of `prb train` and `prb ppo`
+        for learning curves, and of `prb personalise`; or logs of lm-evaluation-harness and Inspect, as for
+        :func:`prb_jax.compare`.
+      out: File with a name that ends in .html; an existing file is replaced.
+      data: Current location of the data of the runs, as for `prb_jax.evaluate`; by default the names that each run was
+        given.
+      title: Title of the page; by default the names of the runs.
+      metric, cluster: Options for logs, as for :func:`prb_jax.compare`.
 
     Returns:
       The path of the page.
 
     Raises:
-      RunError: a folder holds no finished run, or the page cannot be written.
-      DataError: `data` are given and not those of a run.
+      RunError: a folder contains no finished run, or the page cannot be written.
+      DataError: `data` are given but do not belong to a run.
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     target = Path(out)
@@ -114,7 +114,7 @@ class _Sweep(TypedDict):
 
 
 def _points(folder: Path) -> dict[int, Path]:
-    """The runs of `prb evaluate --profile-posts` with several numbers, by the number."""
+    """Return the runs of `prb evaluate --profile-posts` with several numbers, by number."""
     path = folder / _SWEEP
     sweep = read_json(path, error=RunError)
     where = f"{path}: not of `prb evaluate --profile-posts`"
@@ -141,10 +141,8 @@ def _sweep(folder: Path, name: str, runs: Mapping[int, FinishedRun]) -> Chapter:
 
 
 def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Mapping[Path, str]) -> Chapter:
-    """All runs side by side, and the ones on the same data compared."""
-    note = (
-        "Each with the interval of its own run; paired differences say more than two intervals side by side."
-    )
+    """Return a chapter with all runs in one table, and comparisons of runs on the same data."""
+    note = "Each run has its own interval; to compare two runs, paired differences are more precise than two intervals."
     blocks: list[Block] = [
         headline({titles[run.path]: run.summary for run in runs}, title="All runs", note=note)
     ]
@@ -165,7 +163,7 @@ def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Map
 
 
 def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Block]:
-    """Tables of what `prb compare` finds in runs on the same data."""
+    """Return tables of the results of `prb compare` for runs on the same data."""
     comparison = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
     meanings = COMPARISON_DEFINITIONS
     protocols = sorted({str(run.record["inputs"].get("protocol")) for run in runs})

@@ -1,4 +1,4 @@
-"""Tables of methods of personalisation: a study's accuracy by shots, differences, controls; plans; questions to ask."""
+"""Tables for personalisation methods: a study's accuracy by shots, differences, controls; plans; questions to ask."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 STUDY: Final = "study.json"
 RESULTS: Final = "results.json"
 
-_WIDE: Final = 6  # numbers of shots side by side
-_NO_INFORMATION: Final = 1e-9  # nats below which an answer tells nothing but rounding
+_WIDE: Final = 6  # maximum number of columns of shots
+_NO_INFORMATION: Final = 1e-9  # nats; less information than this is only rounding
 _PARTS: Final = {
-    "unseen": "people on whom nothing was fitted",
+    "unseen": "people not used for fitting",
     "seen": "held-out comparisons of people that were fitted on",
 }
 _BEATEN: Final = {None: "", True: "beaten", False: "not beaten"}
@@ -34,7 +34,7 @@ Bounds = tuple[float, float] | None
 
 
 class StudyRow(TypedDict):
-    """A row of ``results.json``; fields of later versions need not be there."""
+    """A row of ``results.json``; fields that were added later are optional."""
 
     method: str
     control: str | None
@@ -74,7 +74,7 @@ class _Check(TypedDict):
 
 
 class StudySummary(TypedDict):
-    """What ``study.json`` holds."""
+    """The contents of ``study.json``."""
 
     users: int
     choices: int
@@ -91,11 +91,11 @@ class StudySummary(TypedDict):
 
 
 Row = Mapping[str, Any]
-"""One row of ``results.json``: a method with a number of shots and a control, in one part of the people."""
+"""One row of ``results.json``: a method with a number of shots and a control, for one part of the people."""
 
 
 def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
-    """Return the tables of a study, from the rows of ``results.json`` and what ``study.json`` holds."""
+    """Return the tables of a study, from the rows of ``results.json`` and the contents of ``study.json``."""
     from rich.console import Group
     from rich.text import Text
 
@@ -103,16 +103,16 @@ def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str)
     for part, about in _PARTS.items():
         if here := [row for row in rows if row["split"] == part]:
             parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
-            if any(row.get("log_loss") is not None for row in here):  # earlier versions did not have it
+            if any(row.get("log_loss") is not None for row in here):  # absent in earlier versions
                 parts.insert(-2, _curves(here, f"{part}: log-loss", figure="log_loss"))
     return Group(*parts, _costs(rows, "time and memory"), Text("\n".join(_notes(summary))))
 
 
 def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Table:
-    """Accuracy, or another figure, of each method by shots."""
+    """Return accuracy, or another figure, of each method by shots."""
     plain = [row for row in rows if row["control"] is None]
     shots = sorted({row["shots"] for row in plain})[:_WIDE]
-    # Studies of an earlier version did not count the people who have k.
+    # Earlier versions did not count the people with k comparisons.
     reached = {row["shots"]: row.get("reached") for row in plain}
     lines = [["people who have k", *(number(reached[count], "{:,}") for count in shots)]]
     for simulated in (False, True):
@@ -131,7 +131,7 @@ def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Tab
 
 
 def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
-    """Of each method its row with the most shots, under a control where one is named."""
+    """Return each method's row with the most shots, for a control if given."""
     last: dict[str, Row] = {}
     for name in dict.fromkeys(row["method"] for row in rows if row["control"] is None):
         named = name if control is None else f"{name}, {control}"
@@ -142,12 +142,12 @@ def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
 
 
 def _differences(rows: Sequence[Row], part: str) -> Table:
-    """With the largest number of shots: against pooled, and whether pooled + offset is beaten."""
+    """Return differences from pooled at the most shots, and whether pooled + offset is beaten."""
     most = max(row["shots"] for row in rows if row["accuracy"] is not None)
     columns = {
         "method": field("method"),
         "log-loss\nminus pooled": lambda row: number(row.get("log_loss_diff_to_pooled"), "{:+.4f}"),
-        "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # earlier versions did not have it
+        "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # absent in earlier versions
         "accuracy\nminus pooled": change("diff_to_pooled"),
         "p, Holm": lambda row: _p(row["p_holm"]),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
@@ -162,7 +162,7 @@ def _p(value: float | None) -> str:
 
 
 def _controls(rows: Sequence[Row], part: str) -> Table:
-    """Accuracy under each person's own state, with none, with another person's, and without the profile."""
+    """Return accuracy with each person's own state, with none, with another person's, and without the profile."""
     controls = {
         "own user": None,
         "no user": "no user",
@@ -181,7 +181,7 @@ def _controls(rows: Sequence[Row], part: str) -> Table:
 
 
 def _costs(rows: Sequence[Row], title: str) -> Table:
-    """Time and memory of each method: fitting, adapting a person, a person's state on the device and on disk."""
+    """Return time and memory of each method: fitting, adapting a person, a person's state on the device and on disk."""
     columns = {
         "method": field("method"),
         "fit": field("seconds_fit", "{:.1f} s"),
@@ -189,22 +189,22 @@ def _costs(rows: Sequence[Row], title: str) -> Table:
         "bytes of a state": field("bytes_per_user", "{:,}"),
         "on disk": field("disk_bytes_per_user", "{:,}"),
     }
-    # not baselines
+    # omits baselines
     costly = [row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]]
     note = "adapting with the largest k, all people at once; bytes a person"
     return Table.of(title, costly, columns, note=note)
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What the tables do not say: how many, what was left out, what is not beaten."""
+    """Yield notes beyond the tables: sizes, exclusions, and baselines that are not beaten."""
     yield f"{summary['users']:,} people, {summary['choices']:,} choices"
     yield from (f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count)
     if alone := summary["users_with_one_choice"]:
-        yield f"{alone:,} people have one choice alone: nothing to adapt on beside it"
+        yield f"{alone:,} people have only one choice: there is nothing to adapt on"
     if any(telling := summary["choices_that_tell_a_query"]):
         yield (
-            f"{max(telling):,} choices share a response with one to be predicted of the same person: nobody is adapted "
-            "on them, and nothing is fitted on them"
+            f"{max(telling):,} choices share a response with a choice to predict of the same person: methods are "
+            "neither adapted nor fitted on them"
         )
     if posts := summary["posts_that_judge_a_candidate"]:
         yield f"{posts:,} posts that judge a response of the same person's comparisons were taken away"
@@ -216,7 +216,7 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
             both = check.get("wrapper_both_ways")
             told = "" if both is None else f"; {both:.0%} of the texts with it both win and lose"
             yield (
-                f"{check['wrapper']} goes with the choices: a classifier that reads nothing else is right in "
+                f"{check['wrapper']} correlates with the choices: a classifier that only uses this is right in "
                 f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
             )
     elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
@@ -232,8 +232,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> Table:
-    """Return the table of ``prb personalise --dry-run``: how many people of
-    :func:`prb_jax.study.personalise.people_of_study` have k comparisons to be adapted on."""
+    """Return the table of ``prb personalise --dry-run``: the number of people from
+    :func:`prb_jax.study.personalise.people_of_study` who have k comparisons to adapt on."""
     rows = [
         (part, f"{len(counts):,}", *(f"{sum(count >= k for count in counts):,}" for k in shots))
         for part, counts in people.items()
@@ -244,7 +244,7 @@ def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> 
 
 
 def render_plan(plan: Mapping[str, Any]) -> Table:
-    """Return the table of ``prb personalise --plan``, from what :func:`prb_jax.study.simulation.plan_study` gives."""
+    """Return the table of ``prb personalise --plan``, a result of :func:`prb_jax.study.simulation.plan_study`."""
     columns = {
         "people": field("people", "{:,}"),
         "choices predicted": field("choices", "{:,}"),
@@ -254,9 +254,9 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
     }
     title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
     note = (
-        f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
-        f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
-        "that the interval of the gain lies above 0; ± Monte Carlo standard error of "
+        f"the data have {plan['people']:,} people; given the true prior, {plan['shots']} choices are worth "
+        f"{ceiling['choices']:+.4f} over an unknown person, and full knowledge of the person {ceiling['person']:+.4f}; "
+        "power: chance that the interval of the gain is above 0; ± Monte Carlo standard error of "
         f"{plan['repeats']} simulated studies"
     )
     needed = plan["needed"]
@@ -277,7 +277,7 @@ def _with_error(row: Mapping[str, Any], figure: str, form: str) -> str:
 
 
 def render_questions(questions: Sequence[Question], *, top: int) -> Table:
-    """Return a line for each of the first questions, what a random one would tell, and how much is known already."""
+    """Return a line for each of the first questions, the value of a random one, and how much is already known."""
     from prb_jax.study.ask import known_of_person
 
     columns = {
@@ -292,11 +292,13 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         f"information in nats; a question at random: {mean:.4f}; known of this person so far: {known:.4f}"
     ]
     if known < max(information):
-        notes.append("not enough is known of this person: one more answer tells more than all that is known")
+        notes.append(
+            "not enough is known of this person: one more answer would tell more than everything known so far"
+        )
     if max(information) < _NO_INFORMATION:
         notes.append(
-            "no answer tells anything: when the method was fitted, it found nothing in which people differ, so that "
-            "it is the same for everybody; `numbers` in study.json says what was chosen"
+            "no answer tells anything: the fitted method found no differences between people, so it is the same for "
+            "everybody; `numbers` in study.json has the chosen settings"
         )
     if questions[0].pref_rule is not None:
         columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
@@ -309,7 +311,7 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     """Return the chapter of a page about a study of `prb personalise`.
 
     Raises:
-      RunError: the study is not finished, or a file of it is damaged.
+      RunError: the study is not finished, or one of its files is damaged.
     """
     from prb_jax.study.personalise import RUNS
     from prb_jax.study.picture import curves_figure
@@ -343,8 +345,8 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     picture = drawing(
         partial(curves_figure, rows),
         "Few-shot curves",
-        "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
-        "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
+        "Accuracy on people not used for fitting, against the number of a person's comparisons that a method is "
+        "adapted on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
     )
     every = "Every method, number of shots and control"
     blocks = [

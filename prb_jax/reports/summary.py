@@ -1,4 +1,4 @@
-"""Tables of summaries: a model beside the baselines, by subset, by benchmark, and by the posts that it is shown."""
+"""Tables of summaries: a model with the baselines, by subset, by benchmark, and by the number of posts shown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
-_BASELINE = "baseline:"  # how the names of scorers without a model begin
+_BASELINE = "baseline:"  # prefix of scorers without a model
 _BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
-_MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
+_MANY_TIES = 0.01  # minimum share of ties for showing the half-credit accuracy
 
 HEADLINE = {
     "n": field("n", "{:,}"),
@@ -24,7 +24,7 @@ HEADLINE = {
     "ties": field("ties", "{:,}"),
     "mean margin": field("mean_margin", "{:.3g}"),
 }
-"""The columns of the main figures of a summary."""
+"""Columns of the main figures of a summary."""
 
 POSTS = {
     "posts": field("profile_posts"),
@@ -32,20 +32,20 @@ POSTS = {
     "minus the fewest posts": change("difference"),
     "comparisons with cut text": field("truncated", "{:,}"),
 }
-"""The columns of the points of `posts.json`."""
+"""Columns of the points of `posts.json`."""
 
 
 def headline(summaries: Summaries, *, title: str = "", note: str = "") -> Table:
-    """Return the table of the main figures of some summaries."""
+    """Return the table of the main figures of several summaries."""
     rows = [{"name": name, **summary} for name, summary in summaries.items()]
     return Table.of(title, rows, {"run": field("name"), **HEADLINE}, note=note)
 
 
 def gains(controls: Summaries) -> list[str]:
-    """Return what the controls say of the model, a sentence each."""
+    """Return the results of the controls, one sentence each."""
     said = {
         "blind": "knowing this user gains {}, against no profile",
-        "swap": "this user's profile gains {}, against that of another user",
+        "swap": "this user's profile gains {}, against another user's profile",
     }
     return [
         said[control].format(signed(figures["difference"], figures["difference_ci95"]))
@@ -55,7 +55,7 @@ def gains(controls: Summaries) -> list[str]:
 
 
 def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, Any]]:
-    """Return the summaries within a summary, by the name to show: the model, its controls, the baselines."""
+    """Return the summaries within a summary, by display name: the model, its controls, the baselines."""
     said = {"blind": "shown no profile", "swap": "shown another user's profile"}
     controls = (summary.get("controls") or {}).items()
     within = {f"{name}, {said.get(control, control)}": figures for control, figures in controls}
@@ -63,10 +63,10 @@ def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, 
 
 
 def render_summary(summaries: Summaries, *, title: str) -> Group:
-    """Return tables of summaries by the name to show, as ``prb_jax.metrics.summary.summarise`` gives them.
+    """Return tables of summaries by display name, as returned by ``prb_jax.metrics.summary.summarise``.
 
-    Overall figures, where baselines inside a summary follow it, each once; then accuracy by subset where there are
-    subsets, what quantising changed where the model is quantised, and what each benchmark's own rule says.
+    First overall figures, with each baseline once; then accuracy by subset, if any, the effect of quantising, for a
+    quantised model, and the figures by each benchmark's own rule.
     """
     shown = dict(summaries)
     for summary in summaries.values():
@@ -97,7 +97,7 @@ def _overall(shown: Summaries, title: str) -> Table:
 
 
 def _over(shown: Summaries) -> str:
-    """What the intervals are taken over, where it is the same for all."""
+    """Return the units of the intervals, if they are the same for all."""
     over = set()
     for summary in shown.values():
         if "definitions" in summary:
@@ -109,7 +109,7 @@ def _over(shown: Summaries) -> str:
 
 
 def _sizes(shown: Summaries) -> Iterator[str]:
-    """How many comparisons there are; a baseline of votes speaks of some of them alone."""
+    """Yield the numbers of comparisons; a baseline of votes only covers some of them."""
     models = {name: summary for name, summary in shown.items() if "baselines" in summary} or shown
     sizes = {(summary["n"], summary.get("users") or 0) for summary in models.values()}
     if len(sizes) == 1:
@@ -124,7 +124,7 @@ def _sizes(shown: Summaries) -> Iterator[str]:
 
 
 def _reasons(shown: Summaries) -> list[str]:
-    """Why figures and intervals of the table are missing, each reason once."""
+    """Return the distinct reasons why figures and intervals of the table are missing."""
     reasons: dict[str, dict[str, None]] = {}
     for name, summary in shown.items():
         for key, what in (("ci95", "interval"), ("user_accuracy_ci95", "interval"), ("coverage", "coverage")):
@@ -139,7 +139,7 @@ def _reasons(shown: Summaries) -> list[str]:
 
 
 def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
-    """What the columns do not say of one model: who is served, what it was told, what was cut or left out."""
+    """Yield facts about one model beyond the columns: users served, hints, cut or excluded text."""
     label, n, ties = _label(name), summary["n"], summary["ties"] or 0
     if ties > _MANY_TIES * n and summary["half_credit_accuracy"] is not None:
         yield f"{label}: accuracy {summary['half_credit_accuracy']:.3f} if each of its {ties:,} ties counts half"
@@ -150,9 +150,9 @@ def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
             f"correction; {summary['coverage_by_chance']:.3f} by chance"
         )
     if told := told_of(summary.get("hints") or {}):
-        yield f"{label}: was told beside the profile: {told}"
+        yield f"{label}: was told, in addition to the profile: {told}"
     if known := summary.get("users_fitted_on"):
-        yield f"{label}: was fitted on {known:,} of these users, so that its figures are not those of new people"
+        yield f"{label}: was fitted on {known:,} of these users, so its figures do not apply to new people"
     if unknown := summary.get("unknown_users"):
         yield f"{label}: {unknown:,} users are unknown to it"
     for reason, count in (summary.get("history_left_out") or {}).items():
@@ -173,7 +173,7 @@ def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _few_baselines(shown: Summaries) -> dict[str, Mapping[str, Any]]:
-    """The results that have a column of their own: a table has no place for every baseline."""
+    """Return the results that get a separate column: a table has no room for every baseline."""
     return {
         name: figures
         for place, (name, figures) in enumerate(shown.items())
@@ -198,7 +198,7 @@ def _by_subset(shown: Summaries, subsets: Sequence[str]) -> Table:
 
 
 def _benchmark(benchmark: str, summaries: Summaries) -> Table:
-    """The score and figures of one benchmark, for each model and the baselines beside it."""
+    """Return the score and figures of one benchmark for each model and the baselines."""
     by_model = {name: (summary.get("benchmarks") or {}).get(benchmark) for name, summary in summaries.items()}
     shown: dict[str, Mapping[str, Any]] = {
         name: result for name, result in by_model.items() if result is not None
@@ -225,10 +225,10 @@ def _benchmark(benchmark: str, summaries: Summaries) -> Table:
 
 
 def _label(name: str) -> str:
-    """``baseline:length`` as "length (baseline)", which breaks well in a narrow column."""
+    """Return ``baseline:length`` as "length (baseline)", which wraps well in a narrow column."""
     return f"{name.removeprefix(_BASELINE)} (baseline)" if name.startswith(_BASELINE) else name
 
 
 def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
-    """Return a line for each of the points of `posts.json`, as of `prb_jax.study.posts.PostsSweep`."""
+    """Return a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
     return Table.of(title, points, POSTS, note=f"[..] 95 % interval; {points[0]['n']:,} comparisons")

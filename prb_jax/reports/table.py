@@ -1,4 +1,4 @@
-"""The one way to make a table: a value that the terminal, a page and Markdown show; and the forms of figures."""
+"""Tables as values that the terminal, a page and Markdown can show; and the formats of figures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
 
-NONE = "–"  # shown in place of a missing figure
-_INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
-_RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
+NONE = "–"  # placeholder for a missing figure
+_INTERVAL_WIDTH = 14  # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
+_RESULTS_SIDE_BY_SIDE = 3  # minimum, even if cells are folded
 _UNBOUNDED = 10_000
 
-Getter = Callable[[Any], str]  # makes the cell of one column from what a row is about
+Getter = Callable[[Any], str]  # returns the cell of one column, given a row's item
 
 
 class Cell(str):
-    """The text of a cell that a page sorts by ``value``; a cell that is a plain text is sorted by the text."""
+    """The text of a cell that a page sorts by ``value``; plain text cells are sorted by their text."""
 
     value: float | None
 
@@ -33,21 +33,21 @@ class Cell(str):
 
 
 def number(value: Any, form: str = "{:.3f}") -> str:
-    """Return a figure in this form; ``NONE`` for None."""
+    """Return a figure in this format; ``NONE`` for None."""
     return NONE if value is None else Cell(form.format(value), value)
 
 
 def interval(value: float | None, bounds: Sequence[float] | None) -> str:
-    """``0.759 [0.741..0.776]``: a figure with its interval, where there is one."""
+    """Return ``0.759 [0.741..0.776]``: a figure with its interval, if any."""
     if value is None:
         return NONE
-    # no space inside the brackets, so that a narrow terminal breaks the line before them
+    # no space inside the brackets: a narrow terminal then wraps the line before them
     shown = [f"{round(number, 3) + 0.0:.3f}" for number in (value, *(bounds or ()))]  # 0.000, never -0.000
     return Cell(shown[0] if bounds is None else f"{shown[0]} [{shown[1]}..{shown[2]}]", value)
 
 
 def signed(value: float | None, bounds: Sequence[float] | None) -> str:
-    """``+0.012 [-0.003..+0.027]``: a difference with its interval, where there is one."""
+    """Return ``+0.012 [-0.003..+0.027]``: a difference with its interval, if any."""
     if value is None:
         return NONE
     shown = "" if bounds is None else f" [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
@@ -55,33 +55,33 @@ def signed(value: float | None, bounds: Sequence[float] | None) -> str:
 
 
 def field(key: str, form: str = "{}") -> Getter:
-    """Return the getter of a column with one value of a mapping, a figure in this form or a text."""
+    """Return the getter of a column with one value of a mapping: a text, or a figure in this format."""
     return lambda row: row[key] if isinstance(row.get(key), str) else number(row.get(key), form)
 
 
 def bounded(key: str, bounds: str = "") -> Getter:
-    """Return the getter of a figure with its interval, called KEY_ci95 if ``bounds`` does not say otherwise."""
+    """Return the getter of a figure with its interval, by default the key KEY_ci95."""
     return lambda row: interval(row.get(key), row.get(bounds or f"{key}_ci95"))
 
 
 def change(key: str, bounds: str = "") -> Getter:
-    """Return the getter of a difference with its interval, as :func:`bounded`."""
+    """Return the getter of a difference with its interval, like :func:`bounded`."""
     return lambda row: signed(row.get(key), row.get(bounds or f"{key}_ci95"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a ruled head: words at the left, figures at the right. Nothing in any text is markup."""
+    """Rows of cells under a ruled head: text at the left, figures at the right. No text is interpreted as markup."""
 
     kind: ClassVar = "table"
     title: str
     heads: Sequence[str]
-    # the cells; an empty row is a rule between the rows above and below it, on the terminal alone
+    # the cells; an empty row is a rule between the rows above and below it, only on the terminal
     rows: Sequence[Sequence[str]]
-    words: int = 1  # how many columns at the left hold words; figures follow
+    words: int = 1  # number of text columns at the left; figures follow
     note: str = ""
-    filtered: bool = False  # whether a page has a field to filter the rows by
-    whole: bool = False  # whether a narrow terminal folds words alone, and leaves figures on one line
+    filtered: bool = False  # whether a page has a field to filter the rows
+    whole: bool = False  # whether a narrow terminal folds only text columns, and leaves figures on one line
 
     @classmethod
     def of(cls, title: str, items: Iterable[Any], columns: Mapping[str, Getter], **more: Any) -> Table:
@@ -94,7 +94,7 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        def text(value: str) -> str:  # before a narrow terminal folds the name of a local copy
+        def text(value: str) -> str:  # shorten names of local copies before a narrow terminal folds them
             return escape(shown(value))
 
         table = RichTable(
@@ -123,9 +123,9 @@ class Table:
         return table
 
     def markdown(self, escape: Callable[[str], str]) -> list[str]:
-        """Return the lines of the table in Markdown, without title and note, each text by ``escape``.
+        """Return the lines of the table in Markdown, without title and note; ``escape`` is applied to each text.
 
-        Control characters are escaped too.
+        Control characters are also escaped.
         """
         rule = ["---"] * self.words + ["---:"] * (len(self.heads) - self.words)
         rows = [[escape(printable(text)) for text in row] for row in (self.heads, *self.rows)]
@@ -133,14 +133,14 @@ class Table:
 
 
 def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
-    """Return a table of names and what they are, a line each."""
+    """Return a table of names and values, one line each."""
     return Table(title, (), list(facts))
 
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """Figures of several results: a line for each figure, with its text for each result, and a column for each result,
-    as many as have room. The first line is the head."""
+    """Figures of several results: a line for each figure, with a text for each result, and as many result columns as
+    fit. The first line is the head."""
 
     title: str
     figures: Sequence[tuple[str, Sequence[str]]]
@@ -157,7 +157,7 @@ class ResultsTable:
         yield from self.tables(size)
 
     def tables(self, size: int) -> list[Table]:
-        """Return tables with at most ``size`` results side by side."""
+        """Return tables with at most ``size`` result columns."""
         tables = []
         for start in range(0, len(self.figures[0][1]), size):
             head, *rows = ((name, *cells[start : start + size]) for name, cells in self.figures)

@@ -1,4 +1,4 @@
-"""Runs in training, of `prb train` and of `prb ppo`: their last figures as a table, and their chapters of a page."""
+"""Training runs of `prb train` and `prb ppo`: their last figures as a table, and their chapters of a page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prb_jax.reports.table import Table, field
 from prb_jax.runs.training import METRICS, POLICY_RUN, ROLLOUTS, TRAIN, read_training
 
 _LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
-_SHOWN = 4  # rollouts of the first and of the last step with any that are shown
+_SHOWN = 4  # number of rollouts to show for the first and the last recorded step
 
 
 def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
-    """Return a row of numbers for training and one for validation, with what was trained on below, from the
+    """Return a row of figures for training and one for validation, with a note on what was trained, from the
     `summary.json` of a run of `prb train`."""
     note = (
         f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens "
@@ -48,7 +48,7 @@ def _parts(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
-    """Return the chapter of a training run, finished or not: curves, last figures; of a policy rollouts to read.
+    """Return the chapter of a training run, finished or not: curves, last figures; for a policy also rollouts.
 
     Raises:
       RunError: a file of the run cannot be read.
@@ -66,8 +66,8 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         named = labels[:1] + [label if label[:2].isupper() else label.lower() for label in labels[1:]]
         steps = max(row["step"] for row in rows)
         description = (
-            f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: of training (thin: each step; thick: "
-            "running mean) and of validation where there was any."
+            f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: for training (thin: each step; thick: "
+            "running mean) and validation, if any."
         )
         blocks.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
     else:
@@ -96,7 +96,7 @@ def _policy_figures(summary: Mapping[str, Any]) -> Table:
 
 
 def _rollouts(kept: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """The first and the last rollouts that were kept."""
+    """Return the first and the last recorded rollouts."""
     blocks: list[Block] = []
     for step in sorted({kept[0]["step"], kept[-1]["step"]}):
         for row in [row for row in kept if row["step"] == step][:_SHOWN]:

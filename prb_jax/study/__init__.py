@@ -1,1 +1,1 @@
-"""Methods of personalisation compared on the same people: splits, runs of each method, controls, figures."""
+"""Comparison of personalisation methods on the same people: splits, runs of each method, controls, figures."""

@@ -1,4 +1,4 @@
-"""Adapters of a backbone for groups of people: the step of `prb train` on some of the comparisons at a time."""
+"""Adapters of a backbone for groups of people, trained with the step of `prb train` on some comparisons at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prb_jax.training.start import start_from
 from prb_jax.training.train import reward_trainer
 
 TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
-"""The options of loading that a training has too."""
+"""Options of loading that also apply to training."""
 
 
 @dataclass(eq=False)
@@ -34,17 +34,17 @@ class TrainableBackbone:
     """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.choices.Backbone`."""
 
     model: str  # folder or hub id
-    loading: LoadOptions  # how it is opened
-    view: ViewOptions  # protocol and length limit, as of the features
-    # R comparisons with one response each, in the order of the rows of features
+    loading: LoadOptions  # how the model is opened
+    view: ViewOptions  # protocol and length limit, same as for the features
+    # R comparisons with one response each, in the order of the feature rows
     answers: Sequence[Comparison] = field(repr=False)
     mesh: Mesh  # devices
 
     def trainer(
         self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
     ) -> AdapterTrainer:
-        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`: one compiled step trains adapter after adapter;
-        RunError where the loss or its gradient is not finite."""
+        """Implements :class:`prb_jax.personal.few_shot.choices.Backbone`: one compiled step trains all adapters in
+        turn. Raises RunError if the loss or its gradient is not finite."""
         comparisons = Held(
             Comparison(
                 id=f"choice {number}",
@@ -96,7 +96,7 @@ class TrainableBackbone:
         return train
 
     def rewards(self, adapters: Adapter, *, settings: AdapterSettings) -> np.ndarray:
-        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
+        """Implements :class:`prb_jax.personal.few_shot.choices.Backbone`."""
         adapted = AdaptedRewards(self._embedder, adapters, settings.scale)
         return adapted.answers(self.answers, advance=lambda done, tokens: None).features
 

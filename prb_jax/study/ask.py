@@ -1,11 +1,11 @@
-"""`prb ask`: which question to put to a person next, because the answer tells most about what the person prefers.
+"""`prb ask`: choose the next question for a person, by how much its answer reveals about the person's preferences.
 
     I(q) = sum_a p(a) mean_j KL( p(j | a) || p(j) ),   p(a) = sigmoid(r_u(first) - r_u(second))
 
-The method is adapted to the person's comparisons and each of the two answers to question q; j runs over the other
-candidate questions (64 of them at most), and p(j) is the probability of preferring the first response of j. It is the
+The method is adapted to the person's comparisons plus each of the two answers to question q. j runs over the other
+candidate questions (at most 64), and p(j) is the probability of preferring the first response of j. I(q) is the
 expected information that the answer to q gives about the answers to other questions, in nats (Lindley 1956), for any
-method. The rule of PReF (arXiv 2503.06358) stands beside it for the method that has it.
+method. The rule of PReF (arXiv 2503.06358) is added for the method that defines it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from prb_jax.records.intake import Records, as_comparisons, read_records
 from prb_jax.scoring.load import load
 from prb_jax.scoring.personalised import PersonalisedModel
 
-POOL: Final = 64  # other questions over which the information is averaged, evenly spaced in the candidates
+POOL: Final = 64  # maximum number of other questions to average over, evenly spaced in the candidates
 
 
 @dataclass(frozen=True)
 class Question:
-    """A candidate question and what its answer would tell.
+    """A candidate question and the value of its answer.
 
     Attributes:
-      id: of the comparison.
-      information: expected information, in nats.
-      probability: that the person prefers the first response.
-      of_anybody: the same probability for a person of whom nothing is known.
-      pref_rule: the value of PReF's rule; None for other methods.
+      id: Id of the comparison.
+      information: Expected information, in nats.
+      probability: Probability that the person prefers the first response.
+      of_anybody: The same probability for an unknown person.
+      pref_rule: Value of PReF's rule; None for other methods.
     """
 
     id: str
@@ -52,8 +52,8 @@ class Question:
 
 
 def known_of_person(questions: Sequence[Question]) -> float:
-    """Return how far the probabilities of a person are from those of anybody, the mean of KL(person || anybody) over
-    the questions, in nats. Where one more answer is expected to tell more, not enough is known of the person."""
+    """Return the distance of a person's probabilities from an unknown person's: the mean of KL(person || anybody) over
+    the questions, in nats. If one more answer is expected to give more, too little is known about the person."""
     p, q = (
         np.clip([getattr(question, name) for question in questions], 1e-7, 1 - 1e-7)
         for name in ("probability", "of_anybody")
@@ -67,17 +67,17 @@ def ask(
     user: str | Path | Records | None,
     candidates: str | Path | Records,
 ) -> list[Question]:
-    """Return the candidate questions, the one that tells most first.
+    """Return the candidate questions, the most informative first.
 
     Args:
-      model: a folder of a fitted method, or what :func:`prb_jax.load` gives for it.
-      user: labelled comparisons of the person: records or a file; None for a person of whom nothing is known.
-      candidates: questions with two responses each, records or a file; labels are not looked at.
+      model: Folder of a fitted method, or the result of :func:`prb_jax.load` for it.
+      user: Labelled comparisons of the person: records or a file; None for an unknown person.
+      candidates: Questions with two responses each, records or a file; labels are ignored.
 
     Raises:
       RunError: the model does not adapt to users.
-      DataError: fewer than two candidates, one with other than two different responses, comparisons of several users,
-        or one that tells nothing: of identical responses, or of a pair that was judged both ways.
+      DataError: there are fewer than two candidates, a candidate does not have two different responses, comparisons
+        belong to several users, or one is uninformative: identical responses, or a pair judged both ways.
     """
     rm = model if isinstance(model, PersonalisedModel) else load(str(model))
     if not isinstance(rm, PersonalisedModel):
@@ -92,7 +92,7 @@ def ask(
     if left_out:
         odd = next(one for one in known if all(one is not other for other in kept))
         raise DataError(
-            f"user: comparison {quote(odd.id)} tells nothing: {', '.join(left_out)}; leave it out"
+            f"user: comparison {quote(odd.id)} is uninformative: {', '.join(left_out)}; remove it"
         )
     for one in pool:
         if len(one.responses) != 2 or one.responses[0] == one.responses[1]:
@@ -109,7 +109,7 @@ def ask(
     p = 1 / (1 + np.exp(-after))
     divergence = p * (after - before) + np.logaddexp(0, before) - np.logaddexp(0, after)
     divergence = divergence.reshape(2, len(pool), len(asked))
-    divergence[:, places, np.arange(len(places))] = np.nan  # of a question itself it is the answer
+    divergence[:, places, np.arange(len(places))] = np.nan  # excludes a question's information about itself
     chance, of_anybody = 1 / (1 + np.exp(-rm.margins([known, ()], pool).astype(np.float64)))
     information = chance * np.nanmean(divergence[0], axis=1) + (1 - chance) * np.nanmean(
         divergence[1], axis=1

@@ -1,4 +1,4 @@
-"""The backbone of a study: features of a folder or of a model, and the model itself for methods that train it."""
+"""The backbone of a study: features from a folder or a model, and the model itself for methods that train it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from prb_jax.study.write_features import write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:
-    """Refuse, before anything is computed, methods that train the backbone where it cannot be trained.
+    """Reject methods that train a backbone that cannot be trained, before any computation.
 
     Raises:
-      RunError: features are given, or an encoder; the method is named.
+      RunError: features or an encoder are given; names the method.
     """
     training = [method.name for method in methods if method.trains_backbone]
     if not training:
@@ -47,7 +47,7 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
 
 
 def _holds_features(backbone: str | Path) -> bool:
-    """Whether a folder of finished features is named; an unfinished one is refused."""
+    """Return whether a folder contains finished features; unfinished features raise an error."""
     folder = Path(backbone)
     if (folder / FEATURES).is_file():
         return True
@@ -65,15 +65,15 @@ def features_of(
     limit: int | None,
     progress: bool,
 ) -> FeatureStore:
-    """Return the features of a study: those of a folder, or of a model, which are then written to ``folder/features``.
+    """Return the features of a study, from a folder, or from a model, which writes them to ``folder/features``.
 
     Raises:
-      RunError: features of other data, or options that have no effect on them.
+      RunError: the features belong to other data, or options have no effect on them.
     """
     if _holds_features(backbone):
         if options is not None and options != FeatureOptions():
             raise RunError(
-                f"{backbone}: holds features already; options of the model have no effect: leave them out"
+                f"{backbone}: already contains features, so options of the model have no effect; remove them"
             )
         store = open_features(backbone)
         store.check_inputs(as_recorded({"data": inputs.to_json()}))
@@ -86,10 +86,10 @@ def features_of(
 def trainable(
     model: str | Path, population: Population, options: FeatureOptions | None, *, mesh: Mesh
 ) -> Backbone | None:
-    """Return the model of the features with the responses of the people; None where features alone are given."""
+    """Return the model of the features with the responses of the people; None if only features are given."""
     if _holds_features(model):
         return None
-    from prb_jax.study.adapters import TrainableBackbone  # it imports the optimiser
+    from prb_jax.study.adapters import TrainableBackbone  # imports the optimiser
 
     chosen = options or FeatureOptions()
     answers = [

@@ -1,8 +1,8 @@
-"""Open a model as a source of features, and a fitted method with the model that its features come from.
+"""Open a model as a source of features, or a fitted method with the model of its features.
 
-A decoder is asked for the state at the position where a reward would be read; its scorer of trees is used, with a head
-that gives the state itself, and for a reward model its reward too. An encoder of single texts gives its vector of the
-text.
+For a decoder, features are the state at the position where a reward would be read: its tree scorer runs with a head
+that returns the state, and for a reward model also its reward. For an encoder of single texts, features are its text
+vector.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import ScoredBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."
-"""What a post answers to where a model reads conversations: a post then stands in the place of a response."""
+"""Prompt that precedes a post in models that read conversations: the post takes the place of a response."""
 
 
 @dataclass(frozen=True)
 class ReadStates:
-    """A head that gives the state itself at the read position, float32 [B, K, D] after the last norm; and with the
-    ``head`` of a model also the reward that its values give by the rule ``readout``, float32 [B, K, D + 1]."""
+    """A head that returns the state at the read position, float32 [B, K, D] after the last norm. With the ``head`` of a
+    model, it appends the reward from the head's values and the rule ``readout``, float32 [B, K, D + 1]."""
 
     head: Head | None = None
     readout: str = "logit"
@@ -83,12 +83,12 @@ class ReadStates:
 
 @dataclass(frozen=True, eq=False)
 class StateFeatures:
-    """An :class:`Embedder`, and a :class:`prb_jax.personal.embedder.RewardEmbedder` where it ``gives_rewards``: the
-    state of a model of conversations at the read position, after the last norm.
+    """The state of a conversation model at the read position, after the last norm. Implements :class:`Embedder`, and
+    :class:`prb_jax.personal.embedder.RewardEmbedder` if it ``gives_rewards``.
     """
 
     model: RewardModel
-    # gives the state at each read place, or of an encoder's sequences, float32 [..., D]; with the reward behind, D + 1
+    # returns the state at each read place or of an encoder's sequences, float32 [..., D]; D + 1 with the reward last
     states: ScoreFn | PairFn
     view: View
     gives_rewards: bool
@@ -140,7 +140,7 @@ class StateFeatures:
         return replace(embedded, truncated=embedded.truncated + len(refused))
 
     def _cut_end(self, post: Comparison) -> Comparison:
-        """The longest beginning of a post that the model can read, after the whole prompt if that leaves it any."""
+        """Return the longest beginning of a post that the model can read, after the whole prompt if there is room."""
 
         def with_length(length: int) -> Comparison:
             return replace(post, responses=(post.responses[0][:length],))
@@ -173,13 +173,13 @@ class StateFeatures:
 class AdaptedRewards:
     """An :class:`Embedder` whose features are the rewards of C adapters, one forward pass for each.
 
-    An adapter is merged into a copy of the weights, in their dtype, while its rewards are computed.
+    While an adapter's rewards are computed, it is merged into a copy of the weights, in their dtype.
     """
 
-    base: StateFeatures = field(repr=False)  # the backbone as it is
+    base: StateFeatures = field(repr=False)  # the unmodified backbone
     # a tree with the factors under "layers" and the head under "score", all with a leading axis C
     adapters: Adapter = field(repr=False)
-    scale: float  # of the updates, alpha / rank
+    scale: float  # scale of the updates, alpha / rank
 
     gives_rewards = False
 
@@ -215,10 +215,10 @@ class AdaptedRewards:
 
 
 def check_trainable(embedder: Embedder) -> StateFeatures:
-    """Return the backbone that adapters fit on.
+    """Return the backbone on which adapters can be trained.
 
     Raises:
-      RunError: it is an encoder, or its weights are quantised.
+      RunError: the model is an encoder, or its weights are quantised.
     """
     if not isinstance(embedder, StateFeatures) or not hasattr(embedder.model.config, "num_key_value_heads"):
         raise RunError(f"{embedder.name}: is an encoder; adapters of people need a decoder")
@@ -239,15 +239,15 @@ def open_embedder(
     """Load a model as a source of features.
 
     Args:
-      model: a folder or hub id of a reward model, a causal language model, or an encoder of texts.
-      options: how it is opened.
-      view: protocol and length limit; profiles are never shown.
-      responses_alone: an encoder of texts reads each response without its prompt.
+      model: Folder or hub id of a reward model, a causal language model, or an encoder of texts.
+      options: Options to open the model.
+      view: Protocol and length limit; profiles are never shown.
+      responses_alone: An encoder of texts reads each response without its prompt.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
-      DataError: a length limit that the model was not made for.
-      RunError: a baseline, or an option that means nothing to this model.
+      DataError: the length limit exceeds the limit of the model.
+      RunError: the model is a baseline, or an option does not apply to it.
     """
     if str(model).startswith("baseline:"):
         raise RunError(f"{model}: has no features; expected the folder or hub id of a model")
@@ -256,7 +256,7 @@ def open_embedder(
     folder = locate(model, revision=options.revision, base=options.base)
     raw = read_raw_config(folder.path)
     classes = set(raw.get("architectures") or ())
-    # an encoder that is a reward model reads a prompt and a response as a pair of texts
+    # an encoder reward model reads a prompt and a response as a pair of texts
     reads_pairs = any(isinstance(row.head, Pooled) and classes & set(row.classes) for row in REGISTRY)
     if is_encoder(raw) and not reads_pairs:
         return _text_features(folder, options, view=view, responses_alone=responses_alone)
@@ -284,7 +284,7 @@ def open_embedder(
 
 
 def _count_cut(batch: ScoredBatch) -> int:
-    """How many texts of a batch lost a part."""
+    """Return how many texts of a batch were cut."""
     return sum(
         bool(cut.posts_dropped or cut.prompt_tokens_dropped or cut.response_tokens_dropped)
         for cut in batch.truncation
@@ -310,25 +310,25 @@ def _text_features(
 
 
 SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items", "backbone"})
-"""What a method may need that can be known of new comparisons."""
+"""Requirements of a method that can be met for new comparisons."""
 
 
 def load_personalised(folder: str | Path, *, mesh: str | Mesh | None = None) -> PersonalisedModel:
-    """Load a fitted method with its backbone, which is opened as it was when the method was fitted.
+    """Load a fitted method with its backbone, opened with the same options as for fitting.
 
     Args:
-      folder: of the method, as ``prb personalise`` writes it.
-      mesh: as of :func:`prb_jax.load`.
+      folder: Folder of the method, as written by ``prb personalise``.
+      mesh: Same as for :func:`prb_jax.load`.
 
     Raises:
-      RunError: a damaged folder, a method that needs what new comparisons do not have, or
-        a backbone that is another model now: the field is named.
+      RunError: the folder is damaged, the method requires something that new comparisons lack, or the backbone has
+        changed since: names the field.
       CheckpointError: the backbone cannot be loaded.
     """
     fitted = read_fitted(Path(folder).expanduser())
     if lacking := set(fitted.method.needs) - SUPPORTED:
         raise RunError(
-            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which no new comparison has"
+            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which new comparisons lack"
         )
     backbone = fitted.facts["backbone"]
     opened = dict(backbone["opened_with"])

@@ -1,4 +1,4 @@
-"""The margins of the choices that one method predicts on one split, for every number of shots, in one file."""
+"""The margins of one method's predicted choices on one split, for every number of shots, in one file."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ CONTROLS: Final = (NO_USER, SHUFFLED, NO_PROFILE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The margins of a method on the queries of one split."""
+    """The margins of a method on the test choices (queries) of one split."""
 
-    places: np.ndarray  # int32 [q], the choices that were predicted
-    short: np.ndarray  # int32 [q], how many comparisons the person of each choice can be adapted on
-    # by (control, shots), float32 [q]: the score of the chosen response minus that of the other one
+    places: np.ndarray  # int32 [q], indices of the predicted choices
+    short: np.ndarray  # int32 [q], number of comparisons that each choice's person can be adapted on
+    # by (control, shots), float32 [q]: the score of the chosen response minus the score of the other one
     margins: Mapping[tuple[str, int], np.ndarray]
-    # what it cost ("seconds_fit", "seconds_adapt_per_user", "bytes_per_user", "disk_bytes_per_user" where
-    # states were written), the "numbers" that were chosen on the validation part, and the "controls" that the
-    # method itself asks for
+    # costs ("seconds_fit", "seconds_adapt_per_user", "bytes_per_user", and "disk_bytes_per_user" if states were
+    # written), the "numbers" chosen on the validation part, and additional "controls" of the method
     figures: Mapping[str, Any]
 
     @classmethod
@@ -85,7 +84,7 @@ class _Ceiling(TypedDict):
 
 
 class _Figures(TypedDict):
-    """The figures of an outcome that is on the disk; earlier versions had fewer."""
+    """The figures of an outcome on disk; earlier versions had fewer."""
 
     settings: dict[str, Any]
     seconds_fit: float
@@ -107,16 +106,16 @@ def read_outcome(path: Path, asked: Outcome | None = None) -> Outcome:
 
     Args:
       path: File to read.
-      asked: Another outcome on the same split, whose people and comparisons it must have.
+      asked: Another outcome on the same split, whose people and comparisons must match.
 
     Raises:
-      RunError: the file is damaged, or is of other people or comparisons.
+      RunError: the file is damaged, or contains other people or comparisons.
     """
     hint = "remove it, and the same command makes it again"
     arrays = load_arrays(path, error=RunError, hint=hint)
     if lacking := {"facts", "margins", "places", "short"} - arrays.keys():
         raise RunError(f"{path}: expected an array {quote(min(lacking))} in it, found none; {hint}")
-    # A number that a method chose may be infinite.
+    # The chosen value of a setting may be infinite.
     where = f"{path}: facts"
     facts = parse_json(arrays["facts"].tobytes(), where=where, error=RunError, hint=hint, finite=False)
     check_schema(facts, _Facts, where=where, error=RunError, hint=hint)
@@ -137,14 +136,13 @@ def read_outcome(path: Path, asked: Outcome | None = None) -> Outcome:
 
 @dataclass(frozen=True)
 class SplitData:
-    """What a method is asked on one split."""
+    """The data of a method on one split."""
 
     choices: Choices  # all choices, features standardised on the seen part
-    split: StudySplit  # of the people
-    # of the people who are asked, what they can be adapted on, in a seeded order; a row for each person and
-    # fold
+    split: StudySplit  # split of the people
+    # comparisons to adapt each tested person on, in a seeded order; a row for each person and fold
     contexts: UserRows
-    queries: UserRows  # of the same people and folds, what is to be predicted
+    queries: UserRows  # choices to predict for the same people and folds
 
 
 def make_part(choices: Choices, split: StudySplit) -> SplitData:
@@ -154,7 +152,7 @@ def make_part(choices: Choices, split: StudySplit) -> SplitData:
 
 
 def standardised(choices: Choices, split: StudySplit) -> tuple[Choices, Standard]:
-    """Return the choices with features of mean 0 and variance 1 over the responses that seen people judge, and how."""
+    """Return the choices with features of mean 0 and variance 1 over responses that seen people judge; and scales."""
     rows = np.unique([choices.chosen[split.trained], choices.rejected[split.trained]])
     known = np.asarray(choices.features, np.float64)[rows]
     scale = known.std(0)
@@ -167,10 +165,10 @@ def standardised(choices: Choices, split: StudySplit) -> tuple[Choices, Standard
 
 
 def fit_method(method: Method, settings: Any, part: SplitData, *, mesh: Mesh | None) -> Fitted:
-    """Fit a method on the seen people of a split; every number is chosen on its validation part.
+    """Fit a method on the seen people of a split; all settings are chosen on its validation part.
 
     Raises:
-      DataError: the data lack a thing that the method needs, or a part is empty.
+      DataError: the data lack something that the method requires, or a part is empty.
     """
     choices, split = part.choices, part.split
     choices.require(method.name, method.needs)
@@ -185,11 +183,11 @@ def run_method(
 ) -> tuple[Outcome, Any]:
     """Adapt a fitted method to every person with each number of shots, and predict their queries.
 
-    The part is of the split that the method was fitted on, with the features that it reads; a person who has fewer
-    comparisons than shots is adapted on all of them. People are split over the mesh.
+    The part belongs to the split that the method was fitted on, with the features that the method reads. A person with
+    fewer comparisons than shots is adapted on all of them. People are split over the mesh.
 
     Returns:
-      the outcome, and the states of the rows of ``part.queries`` after the largest number of shots.
+      Outcome, and the states of the rows of ``part.queries`` after the largest number of shots.
     """
     choices, contexts, queries = part.choices, part.contexts, part.queries
     width, key = max(1, *shots), jax.random.key(part.split.seed)
@@ -211,12 +209,12 @@ def run_method(
         margins[PLAIN, count] = judge(states)
         margins[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[donors], states))
     start = time.perf_counter()
-    states = adapt(max(shots))  # compiled already
+    states = adapt(max(shots))  # already compiled, so this measures only the run time
     seconds = time.perf_counter() - start
     if choices.posts is not None and not any(need.startswith("posts") for need in method.needs):
         blind = replace(choices, posts=None)
         pairs = zip(jax.tree.leaves(states), jax.tree.leaves(adapt(width, blind)), strict=True)
-        if not all(np.array_equal(leaf, other) for leaf, other in pairs):  # it reads posts
+        if not all(np.array_equal(leaf, other) for leaf, other in pairs):  # the method reads posts
             for count in shots:
                 margins[NO_PROFILE, count] = judge(adapt(count, blind), blind)
     controls: Mapping[str, float] = {}
@@ -233,7 +231,7 @@ def run_method(
 
 
 def _donor_rows(part: SplitData) -> np.ndarray:
-    """For each row the row of another person of the same part: states go round one circle, so that none stays."""
+    """Return, for each row, a row of another person of the same part: states rotate, so nobody keeps their own."""
     rows: dict[int, list[int]] = {}
     for row, user in enumerate(part.queries.users.tolist()):
         rows.setdefault(user, []).append(row)
@@ -249,7 +247,7 @@ def _donor_rows(part: SplitData) -> np.ndarray:
 
 
 def popularity(choices: Choices) -> np.ndarray:
-    """Return the shrunk share of the votes for each item, (liked + 1) / (times judged + 2), float64 [items]."""
+    """Return the shrunk share of likes for each item, (liked + 1) / (times judged + 2), float64 [items]."""
     _, texts, signs = judgements(choices)
     size = 1 + int(max(np.asarray(choices.items).max(), texts.max(initial=0)))
     liked, judged = np.bincount(texts[signs > 0], minlength=size), np.bincount(texts, minlength=size)
@@ -258,23 +256,23 @@ def popularity(choices: Choices) -> np.ndarray:
 
 BASELINES: Final[Mapping[str, Callable[[Population, SplitData], Any]]] = {
     "length": lambda population, part: [len(text) for text in population.texts],
-    # in the choices that methods are fitted on, and in the votes of the same people's profiles
+    # from the choices that methods are fitted on, and the votes in the same people's profiles
     "popularity": lambda population, part: popularity(part.choices.only(part.split.trained))[
         part.choices.items
     ],
     "backbone": lambda population, part: part.choices.base_scores,
 }
-"""The scores of the rows of features, by the name of the baseline."""
+"""Scores of the feature rows, by the name of the baseline."""
 
 
 def baselines_of(population: Population) -> list[str]:
-    """Return the names of the baselines that a study can have: "backbone" needs a backbone that is a reward model."""
+    """Return the names of the baselines available in a study: "backbone" requires a reward model as backbone."""
     lacking = {"backbone"} if population.choices.base_scores is None else set()
     return [name for name in BASELINES if name not in lacking]
 
 
 def run_baseline(name: str, population: Population, part: SplitData) -> Outcome:
-    """Return the margins of a baseline on the queries of a split; it knows no user, and has no shots."""
+    """Return the margins of a baseline on the queries of a split; it ignores users, and has no shots."""
     scores = np.asarray(BASELINES[name](population, part), np.float64)
     margins = scores[part.choices.chosen] - scores[part.choices.rejected]
     asked = part.queries.places[part.queries.mask]

@@ -1,4 +1,4 @@
-"""`prb personalise`: every method on the same people, from a few comparisons each; resumable method by method."""
+"""`prb personalise`: compare methods on the same people, given a few comparisons of each; resumable by method."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ RUNS: Final = RunKind(
     sealed=(SUMMARY, SPLITS, SUBSETS, TABLE, f"{OUTCOMES}/*.npz"),
 )
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
-PROTOCOL: Final = 2  # of the splits and the outcomes: a study of another one is not continued
+PROTOCOL: Final = 2  # version of splits and outcomes: a study with another version cannot be resumed
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Study:
     """The result of `prb_jax.personalise`.
 
     Attributes:
-      out: the folder.
-      results: what ``results.json`` holds: a row for each method, part of the people and number of shots.
-      summary: what ``study.json`` holds: people, splits, what was left out and why, the meaning of the figures.
+      out: Study folder.
+      results: Contents of ``results.json``: a row for each method, part of the people and number of shots.
+      summary: Contents of ``study.json``: people, splits, exclusions with reasons, the meaning of the figures.
     """
 
     out: Path
@@ -106,31 +106,31 @@ def personalise(
     mesh: str | Mesh | None = None,
     progress: bool = True,
 ) -> Study:
-    """Compare methods of personalisation on the same people and the same features of a frozen backbone.
+    """Compare personalisation methods on the same people and the same features of a frozen backbone.
 
-    People are divided into seen ones, on whom methods are fitted, a validation part, on which every number is chosen,
-    and unseen ones. A method is adapted to k comparisons of a person and predicts others. Each method has one file for
-    each split; a study that was killed is continued by the same call, and methods can be added later.
+    People are divided into seen people, on whom methods are fitted, a validation part, on which all settings are
+    chosen, and unseen people. A method is adapted to k comparisons of a person and predicts others. Each method has one
+    file for each split. The same call resumes a killed study, and methods can be added later.
 
     Args:
-      data: what :func:`prb_jax.evaluate` takes; comparisons need users.
-      backbone: a folder of `prb features`, or a model, whose features are then written to ``out/features``.
-      out: the folder of the study.
-      methods: names of :data:`prb_jax.personal.few_shot.registry.METHODS`, or "all". Pooled Bradley-Terry and pooled
-        with an offset of each user are always among them.
-      shots: numbers of comparisons that a person is adapted on.
-      seeds: how many splits; each person is unseen in at most one.
-      split: what is new in the test, of :data:`prb_jax.study.splits.SPLITS`.
-      settings: of methods by name, instead of their defaults.
-      features: how features of a model are made.
-      relax: checks of the data that may fail: "wrapper". The summary says so.
-      subset, limit: as of :func:`prb_jax.evaluate`.
-      mesh: as of :func:`prb_jax.load`: people and comparisons are split over its devices.
-      progress: shows progress on standard error.
+      data: Data, as for :func:`prb_jax.evaluate`; comparisons must have users.
+      backbone: Folder of `prb features`, or a model, whose features are then written to ``out/features``.
+      out: Study folder.
+      methods: Names in :data:`prb_jax.personal.few_shot.registry.METHODS`, or "all". Pooled Bradley-Terry and pooled
+        with an offset for each user are always included.
+      shots: Numbers of comparisons to adapt to a person on.
+      seeds: Number of splits; each person is unseen in at most one.
+      split: New part of the test, a key of :data:`prb_jax.study.splits.SPLITS`.
+      settings: Settings of methods by name, instead of their defaults.
+      features: Options for computing a model's features.
+      relax: Checks of the data that may fail: "wrapper". The summary reports this.
+      subset, limit: Same as for :func:`prb_jax.evaluate`.
+      mesh: Same as for :func:`prb_jax.load`: people and comparisons are split over its devices.
+      progress: Show progress on standard error.
 
     Raises:
-      PrbError: data, backbone, a method or a choice cannot be used; the data fall into a published trap (the wrapping
-        of responses tells the labels, people in two parts); or the folder holds another study: each field is named.
+      PrbError: data, backbone, a method or a choice cannot be used; the data have a published flaw (the wrapping of
+        responses reveals the labels, people in two parts); or the folder contains another study: each field is named.
     """
     folder = RUNS.check(out)
     _check_shots(shots)
@@ -177,7 +177,7 @@ def personalise(
         outcomes, summary = study.run(progress=progress)
         check_unchanged(inputs)
         rows = results(population, splits, outcomes)
-        above: dict[str, bool] = {}  # whether it beats pooled with an offset for any number of shots
+        above: dict[str, bool] = {}  # whether a method beats pooled with an offset at any number of shots
         for row in rows:
             if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
                 above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
@@ -206,10 +206,10 @@ def people_of_study(
 ) -> dict[str, list[int]]:
     """Return how many comparisons each person of a study can be adapted on, by part: "unseen" and "seen".
 
-    No model is needed, and nothing is written. Arguments as of :func:`personalise`.
+    Needs no model, and writes nothing. The arguments are the same as for :func:`personalise`.
 
     Raises:
-      PrbError: as of :func:`personalise`.
+      PrbError: same as for :func:`personalise`.
     """
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
     _check_shots(shots)
@@ -229,7 +229,7 @@ def _check_shots(shots: Sequence[int]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _StudyRun:
-    """A study that is being made: everything that its outcomes are made of."""
+    """A study in progress: all inputs of its outcomes."""
 
     folder: Path
     population: Population
@@ -243,7 +243,7 @@ class _StudyRun:
     mesh: Mesh
 
     def run(self, *, progress: bool) -> tuple[dict[str, list[Outcome]], dict[str, Any]]:
-        """Return the outcomes of each baseline and method, and what ``study.json`` says of them."""
+        """Return the outcomes of each baseline and method, and the contents of ``study.json``."""
         population, choices, splits = self.population, self.population.choices, self.splits
         baselines, methods = baselines_of(population), self.methods.methods
         outcomes: dict[str, list[Outcome]] = {
@@ -255,7 +255,7 @@ class _StudyRun:
             for split in splits:
                 posts, telling = posts_of_split(population, split)
                 removed = max(removed, telling)
-                # A backbone that saw posts that tell how the person chose gives no rewards.
+                # If the backbone saw posts that reveal choices, its rewards cannot be used.
                 shown = None if telling else choices.in_context
                 known = replace(choices, posts=posts, backbone=self.backbone, in_context=shown)
                 standardised_choices, standard = standardised(known, split)
@@ -276,10 +276,10 @@ class _StudyRun:
                     if method.name not in left_out:
                         outcomes[method.name].append(self._outcome(method, part, standard))
                     display.advance(1)
-                # Another split has groups of other sizes, and so other programs; those of many splits exhaust the
-                # memory maps that a process may have.
+                # Splits have groups of different sizes, and so different programs. Programs of many splits would
+                # exhaust the memory maps that a process may have.
                 jax.clear_caches()
-        for name in method_names():  # of an earlier call with the same folder
+        for name in method_names():  # from an earlier call with the same folder
             paths = [self._file(name, split) for split in splits]
             if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
                 outcomes[name] = list(map(read_outcome, paths, outcomes[baselines[0]]))
@@ -312,7 +312,7 @@ class _StudyRun:
         }
 
     def _missing_data(self, method: Method, part: SplitData, telling: int) -> str:
-        """Why the data do not do for a method of "all"; of a method that was named it is an error."""
+        """Return why the data are unsuitable for a method of "all"; for an explicitly named method, raise the error."""
         try:
             part.choices.require(method.name, method.needs)
         except DataError as error:
@@ -327,7 +327,7 @@ class _StudyRun:
         return ""
 
     def _outcome(self, method: Method, part: SplitData, standard: Standard) -> Outcome:
-        """The outcome of a method on a split: read where it is there, with the same settings."""
+        """Return the outcome of a method on a split; an existing file with the same settings is reused."""
         path = self._file(method.name, part.split)
         settings = self.settings.get(method.name) or method.settings()
         if isinstance(settings, FewShotSettings) and not settings.validation_shots:
@@ -360,7 +360,7 @@ class _StudyRun:
         return outcome
 
     def _save(self, method: Method, fitted: Fitted, standard: Standard, part: SplitData, states: Any) -> int:
-        """Write a fitted method and the states of the people who are asked; returns the bytes of one on the disk."""
+        """Write a fitted method and the states of the tested people; return the bytes of one person on disk."""
         digest = save_fitted(
             self.folder / FITTED / method.name,
             method,
@@ -369,7 +369,7 @@ class _StudyRun:
             items=self.population.item_keys,
             features=self.store.facts,
         )
-        count = len(np.unique(part.queries.users))  # their first folds come first
+        count = len(np.unique(part.queries.users))  # first folds come first
         names = tuple(self.population.users[user] for user in part.queries.users[:count].tolist())
         people = UserStates(names, jax.tree.map(lambda leaf: leaf[:count], states))
         return (

@@ -20,7 +20,7 @@ _BLUE: Final = "#1f77b4"
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole, the same bytes each time; the suffix (.png, .pdf, .svg) says what.
+    """Write a figure atomically and reproducibly; the suffix (.png, .pdf, .svg) selects the format.
 
     Raises:
       RunError: the file cannot be written.
@@ -33,11 +33,11 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return accuracy on unseen people against shots, of the rows of ``results.json``: a panel for each method, with
+    """Return accuracy on unseen people against shots, from the rows of ``results.json``: a panel for each method, with
     all other methods in grey.
 
-    The band is the 95 % interval of the method; that of `bayes` shows the simulated ceiling too. The last panel names
-    the baselines, which know no shots.
+    The band is the 95 % interval of the method; the panel of `bayes` also shows the simulated ceiling. The last panel
+    shows the baselines, which have no shots.
 
     Raises:
       RunError: matplotlib is not installed.
@@ -71,7 +71,7 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if name not in (panel, _REFERENCE):
                 draw(axis, curves[name], color="#b0b0b0", linewidth=0.8, label="other methods")
         if panel == _BASELINES:
-            # lines across, with their names at the left or the right end in turn
+            # horizontal lines, with names alternately at the left and the right end
             accuracies = {name: points[0]["accuracy"] for name, points in baselines.items()}
             for place, (name, accuracy) in enumerate(sorted(accuracies.items(), key=lambda item: item[1])):
                 axis.axhline(accuracy, color=_BLUE, linewidth=0.8)
@@ -97,7 +97,7 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_xlim(-0.3, len(ticks) - 0.7)
         axis.grid(alpha=0.3)
     for place in range(max(0, len(panels) - columns), (lines - 1) * columns):
-        axes.flat[place].tick_params(labelbottom=True)  # nothing stands below it
+        axes.flat[place].tick_params(labelbottom=True)  # the grid has no panel below
     below = "" if None in reached.values() else "; below: people who have so many"
     figure.supxlabel(f"comparisons of the person that the method is adapted on{below}", fontsize=10)
     figure.supylabel("accuracy on unseen people", fontsize=10)

@@ -1,4 +1,4 @@
-"""The people of a study: their comparisons as choices between rows of features, and all that is left out, counted."""
+"""The people of a study: their comparisons as choices between rows of features, and the counts of exclusions."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ EXCLUDED: Final = (NO_USER, IDENTICAL, REPEATED, CONTRADICTED)
 class Population:
     """The choices of all people of a data set."""
 
-    # n choices with the features as they are stored, without posts; ``items`` are equal for equal texts of
-    # responses
+    # n choices with the stored features, without posts; ``items`` are equal for responses with equal texts
     choices: Choices
-    # the distinct profiles, [P, M]; in the place of its features a post has its row of ``posts``
+    # the distinct profiles, [P, M]; the features of a post are replaced by its row in ``posts``
     profiles: Posts
-    posts: np.ndarray  # float32 [N, D], the features of each distinct post as they are stored
-    profile_of: np.ndarray  # int32 [n], the profile of each choice
-    users: tuple[str, ...]  # the name of each user
-    # the comparison of each choice; one of K > 2 responses gives a choice for each response that is not among
+    posts: np.ndarray  # float32 [N, D], stored features of each distinct post
+    profile_of: np.ndarray  # int32 [n], profile of each choice
+    users: tuple[str, ...]  # name of each user
+    # comparison of each choice; a comparison of K > 2 responses gives a choice for each response that is not among
     # the best
     ids: tuple[str, ...]
-    subsets: tuple[str | None, ...]  # the subset of each choice's comparison, or None
-    texts: tuple[str, ...]  # [R] the text of each row of features
-    prompts: tuple[tuple[Message, ...], ...]  # [R] the conversation before it
-    item_keys: np.ndarray  # uint8 [I, 16], the digest of each item's text
-    clusters: Clusters  # of the choices
-    excluded: Mapping[str, int]  # how many choices were left out, by reason
+    subsets: tuple[str | None, ...]  # subset of each choice's comparison, or None
+    texts: tuple[str, ...]  # [R] text of each row of features
+    prompts: tuple[tuple[Message, ...], ...]  # [R] conversation before each text
+    item_keys: np.ndarray  # uint8 [I, 16], digest of each item's text
+    clusters: Clusters  # clusters of the choices
+    excluded: Mapping[str, int]  # number of excluded choices, by reason
 
     __repr__ = short_repr
 
@@ -64,7 +63,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
     """Return the choices of people, with the features of a store.
 
     Raises:
-      DataError: no comparison names a user, nothing is left, or a text has no features in the store.
+      DataError: no comparison names a user, no choice is left, or a text has no features in the store.
     """
     texts, prompts = [""] * len(store.answers), [tuple[Message, ...]()] * len(store.answers)
     candidates = list[_Choice]()
@@ -145,7 +144,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
 
 
 def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], np.ndarray]:
-    """The distinct values in the order of their first occurrence, and the number of each value, int32."""
+    """Return the distinct values in order of first occurrence, and the number of each value, int32."""
     numbers: dict[Any, int] = {}
     rows = [numbers.setdefault(value, len(numbers)) for value in values]
     return list(numbers), np.array(rows, np.int32)

@@ -1,4 +1,4 @@
-"""`prb evaluate --profile-posts 0 1 2 4 10`: one model shown more and more of its users' profiles."""
+"""`prb evaluate --profile-posts 0 1 2 4 10`: score one model with increasing numbers of profile posts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PostsSweep:
     """The result of `prb_jax.evaluate_posts`.
 
     Attributes:
-      out: the folder; None where none was asked for.
-      points: what `posts.json` holds under "points": one dict for each number of posts, in ascending order:
+      out: Folder, or None if not given.
+      points: Contents of `posts.json` under "points": one dict for each number of posts, in ascending order:
         profile_posts, n, accuracy, ci95, truncated, difference and difference_ci95 (against the fewest posts, paired;
-        None for these themselves).
-      evaluations: by the number of posts.
+        None for the fewest posts).
+      evaluations: Evaluations by number of posts.
     """
 
     out: Path | None
@@ -55,26 +55,26 @@ def evaluate_posts(
 ) -> PostsSweep:
     """Score the same comparisons with several numbers of posts of each profile, and draw accuracy against posts.
 
-    The model is loaded and the data are read once. Each number has a run of its own, `out`/posts-N, which is
-    exactly that of `prb_jax.evaluate(..., profile_posts=N)`; `out` gets `posts.json` and the picture `posts.png`. The
-    same call continues a killed one.
+    The model is loaded and the data are read once. Each number has a separate run, `out`/posts-N, identical to the run
+    of `prb_jax.evaluate(..., profile_posts=N)`; `out` gets `posts.json` and the picture `posts.png`. The same call
+    resumes a killed one.
 
     Args:
-      model, data: What is scored, as in `prb_jax.evaluate`.
+      model, data: Model and data, as for `prb_jax.evaluate`.
       profile_posts: Two numbers or more, each once.
-      options: All other arguments of `prb_jax.evaluate`. `out` is the folder of the runs. `controls` are of each run
-        that shows posts: none if not given, because the run without posts is the blind control of the others.
+      options: All other arguments of `prb_jax.evaluate`. `out` is the folder of the runs. `controls` apply to each run
+        that shows posts: none by default, because the run without posts is the blind control of the others.
 
     Raises:
-      RunError: fewer than two numbers, or one of them twice.
-      PrbError: as `prb_jax.evaluate`.
+      RunError: there are fewer than two numbers, or a number is repeated.
+      PrbError: same as for `prb_jax.evaluate`.
     """
     given = signature(evaluate).bind(model, data, **options).arguments
     return run_posts(model, data, profile_posts, from_flat(EvaluateOptions, given))
 
 
 def run_posts(model: Model, data: Data, profile_posts: Sequence[int], options: EvaluateOptions) -> PostsSweep:
-    """As :func:`evaluate_posts`, with all other choices in one object."""
+    """Same as :func:`evaluate_posts`, with all other choices in one object."""
     numbers, folder = sorted(profile_posts), options.folder
     if len(numbers) < 2 or len(set(numbers)) < len(numbers):
         raise RunError(f"profile_posts: expected two numbers or more, each once, found {list(profile_posts)}")
@@ -92,7 +92,7 @@ def run_posts(model: Model, data: Data, profile_posts: Sequence[int], options: E
         )
 
     evaluations = {number: run_evaluation(scorer, inputs, of_posts(number)) for number in numbers}
-    clusters = None  # comparisons that are read by windows are clustered by their users
+    clusters = None  # comparisons that are streamed in windows are clustered by user
     if inputs.comparisons.in_memory:
         by_id = {comparison.id: comparison for comparison in inputs.comparisons}
         clusters = clusters_of([by_id[row.id] for row in evaluations[numbers[0]].rows])
@@ -115,9 +115,9 @@ def sweep_points(
 
     Args:
       evaluations: Runs by their number of posts, in ascending order.
-      clusters: Clusters of the rows of the first run; by their users if not given.
+      clusters: Clusters of the rows of the first run; by default their users.
     """
-    first, *_ = evaluations.values()  # of the fewest posts
+    first, *_ = evaluations.values()  # the run with the fewest posts
     points = []
     for number, evaluation in evaluations.items():
         gain: Mapping[str, Any] = {"difference": None, "ci95": None}
@@ -130,8 +130,8 @@ def sweep_points(
 
 
 def draw_posts(points: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
-    """Draw the accuracy with its interval against the number of posts, from the points of a :class:`PostsSweep`; errors
-    and names of files as of :func:`save_figure`."""
+    """Draw the accuracy with its interval against the number of posts, from the points of a :class:`PostsSweep`. Errors
+    and file suffixes are the same as for :func:`save_figure`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.6), layout="constrained")

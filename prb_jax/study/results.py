@@ -1,4 +1,4 @@
-"""From the margins of all splits to figures: accuracy, log-loss, differences to pooled, adjusted p-values."""
+"""Compute figures from the margins of all splits: accuracy, log-loss, differences to pooled, adjusted p-values."""
 
 from __future__ import annotations
 
@@ -23,76 +23,76 @@ SIMULATED: Final = "simulated"
 
 DIFFERENCES: Final = ("diff_to_pooled", "diff_to_offset", "diff_to_no_user", "gain_from_user")
 LOSSES: Final = ("log_loss", *(f"log_loss_{name}" for name in DIFFERENCES[:3]))
-NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins are no log-odds
+NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins are not log-odds
 
 _WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (
     *(f"{name}{end}" for name in _WITH_INTERVAL for end in ("", "_ci95")),
     *("ties", "ece", "brier", "p", "p_log_loss", "above_offset"),
 )
-"""The figures that say how well k comparisons are learned from."""
+"""Figures of how well a method learns from k comparisons."""
 
 DEFINITIONS: Final[Mapping[str, str]] = {
-    "split": "unseen: people on whom nothing was fitted or chosen; seen: held-out choices of people that the method "
-    "was fitted on",
+    "split": "unseen: people not used for fitting or choosing settings; seen: held-out choices of people that the "
+    "method was fitted on",
     "shots": "comparisons of a person that the method is adapted on; a person who has fewer is adapted on all of them",
-    "short": "people who have fewer comparisons to be adapted on than shots",
-    "reached": "people who have as many; where nobody has, accuracies, differences and p are null",
+    "short": "people with fewer comparisons to adapt on than shots",
+    "reached": "people with at least this many; if there are none, accuracies, differences and p are null",
     "reason": "why the figures are null",
     "ties": "queries whose two responses have the same score",
     "accuracy": "strict wins / n; a tie is not a win. Every choice counts once, in the first split that asks for it",
     "user_accuracy": "mean over people of their accuracies",
     "accuracy_ci95": "95 % interval over people, two-way over people and responses where several people judge the same "
     "responses",
-    "diff_to_pooled": "accuracy minus that of pooled Bradley-Terry on the same choices, with a paired interval; "
-    "diff_to_offset likewise, to pooled with an offset of each user at the same shots",
-    "diff_to_no_user": "accuracy minus that of the same method when nothing is known of the person, not even a profile",
+    "diff_to_pooled": "accuracy minus the accuracy of pooled Bradley-Terry on the same choices, with a paired "
+    "interval; diff_to_offset likewise, to pooled with an offset of each user at the same shots",
+    "diff_to_no_user": "accuracy minus the same method's accuracy for an unknown person without a profile",
     "log_loss": "mean of -log of the probability of the choice, the sigmoid of the margin, with the interval of a mean "
     "over the same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
     "the other on the same choices; below 0 is better",
     "ece": "expected calibration error of these probabilities, 20 bins",
     "brier": "mean of (1 - the probability of the choice)^2",
-    "gain_from_user": "accuracy minus that with the state of another person",
+    "gain_from_user": "accuracy minus the accuracy with another person's state",
     "p_log_loss": "two-sided, of log_loss_diff_to_pooled: t test with the standard error of its interval. The log-loss "
     "is the primary endpoint: it sees how sure a method is, and so more than whether a choice is right",
     "p": "the same of diff_to_pooled",
     "p_log_loss_holm": "p_log_loss adjusted by the method of Holm (1979) for all methods and shots of the same split",
     "p_holm": "likewise p",
-    "above_offset": "whether the interval of diff_to_offset lies above 0",
-    "seconds_fit": "of a method that trains the backbone with the rewards of all responses under its adapters",
-    "seconds_adapt_per_user": "with the largest number of shots, compiled; all people together, by their number",
-    "bytes_per_user": "of the state of a person, on the device",
-    "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
-    "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
-    "shuffled user": "a control: each person is scored with the state of another one of the same part",
+    "above_offset": "whether the interval of diff_to_offset is above 0",
+    "seconds_fit": "seconds to fit; with a trained backbone, includes the rewards of all responses under the adapters",
+    "seconds_adapt_per_user": "seconds to adapt with the most shots, compiled; all people together, by their number",
+    "bytes_per_user": "bytes of one person's state on the device",
+    "disk_bytes_per_user": "bytes of the first split's states in states/METHOD, divided by the number of people",
+    "no user": "a control: the method's state for an unknown person without a profile",
+    "shuffled user": "a control: each person is scored with the state of another person of the same part",
     "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
     "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
     "figures, means over 8 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
     "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
-    "no profile": "a control: the method is adapted on the comparisons alone",
+    "no profile": "a control: the method is adapted only on the comparisons",
 }
 
 
 @dataclass(frozen=True)
 class _Queries:
-    """The m choices of a part of the people that are predicted, each in the first split that asks for it."""
+    """The m predicted choices of a part of the people, each in the first split that asks for it."""
 
     part: str  # "unseen" or "seen"
-    users: np.ndarray  # int [m], of the choices
-    short: np.ndarray  # int [m], how many comparisons the person of each choice can be adapted on
+    users: np.ndarray  # int [m], user of each choice
+    short: np.ndarray  # int [m], number of comparisons that each choice's person can be adapted on
     clusters: Clusters
-    margins: Mapping[tuple[str, str, int], np.ndarray]  # float [m] of each (name, control, shots)
+    margins: Mapping[tuple[str, str, int], np.ndarray]  # float [m] by (name, control, shots)
 
 
 def results(
     population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``results.json``, controls among them as methods of their own ("NAME, shuffled user").
+    """Return the rows of ``results.json``, including controls as separate methods ("NAME, shuffled user").
 
     Args:
-      population: the people.
-      splits: of them.
-      outcomes: of each method or baseline, one for each split, in their order.
+      population: The people.
+      splits: Splits of the people.
+      outcomes: Outcomes of each method or baseline, one for each split, in order.
     """
     rows: list[dict[str, Any]] = []
     for part in (UNSEEN_PART, SEEN_PART):
@@ -113,10 +113,10 @@ def results(
 def subset_results(
     population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``subsets.json``: those of :func:`results` of unseen people, without controls and adjusted
-    p-values, for the choices of each subset alone; none where the data name fewer than two subsets.
+    """Return the rows of ``subsets.json``: the rows of :func:`results` for unseen people, without controls and adjusted
+    p-values, restricted to the choices of each subset; empty if the data have fewer than two subsets.
 
-    Arguments as of :func:`results`.
+    The arguments are the same as for :func:`results`.
     """
     names = np.array([name or "" for name in population.subsets])
     subsets = list(dict.fromkeys(names.tolist()))
@@ -132,9 +132,9 @@ def outcome_table(
 ) -> Iterator[list[str]]:
     """Yield the lines of ``outcomes.csv``, the heads first: a line for each choice that a split asks for.
 
-    It has the id of the comparison, its user and subset, the split, the part of the person, how many comparisons the
-    person can be adapted on, and the margin of each method with each number of shots: above 0 is a win. Controls are
-    left out. Arguments as of :func:`results`.
+    A line has the id of the comparison, its user and subset, the split, the part of the person, the number of
+    comparisons that the person can be adapted on, and the margin of each method with each number of shots: above 0 is a
+    win. Controls are excluded. The arguments are the same as for :func:`results`.
     """
     first = next(iter(outcomes.values()))
     columns = [
@@ -168,8 +168,8 @@ def _rows_of(
     *,
     among: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of a part of the people; with ``among``, bool [n], of these choices alone and without controls."""
-    first = next(iter(outcomes.values()))  # all outcomes of a split are on the same choices
+    """Return the rows for a part of the people; with ``among``, bool [n], only of these choices, without controls."""
+    first = next(iter(outcomes.values()))  # all outcomes of a split have the same choices
     users = population.choices.users
     chosen = [split.part[users[outcome.places]] == part for split, outcome in zip(splits, first, strict=True)]
     if among is not None:
@@ -217,7 +217,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
     probable = name not in NO_PROBABILITIES
 
     def add_loss(field: str, losses: np.ndarray | None) -> float | None:
-        """Add a mean of losses with its interval; returns the p-value that it is 0."""
+        """Add a mean of losses with its interval; return the p-value of a test against 0."""
         row[field] = row[f"{field}_ci95"] = None
         if losses is None or not probable:
             return None
@@ -232,7 +232,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
     baseline = name in (POOLED, *BASELINES)
 
     def same(other: str) -> np.ndarray | None:
-        """The margins of another method with the same shots."""
+        """Return the margins of another method with the same shots."""
         if other == name:
             return None
         return asked.margins.get((other, PLAIN, shots), asked.margins.get((other, NO_USER, 0)))
@@ -277,8 +277,8 @@ def _losses(margins: np.ndarray) -> np.ndarray:
 def _ceiling_rows(
     simulated: Sequence[Sequence[Mapping[str, Any]]], fields: Sequence[str], part: str
 ) -> list[dict[str, Any]]:
-    """The rows of the simulated ceiling of a part of the people, means over the splits: of each what
-    :func:`prb_jax.study.simulation.ceiling` says (nothing in outcomes of an earlier version); other fields are null."""
+    """Return the rows of the simulated ceiling for a part of the people: means over splits of the figures of
+    :func:`prb_jax.study.simulation.ceiling` (absent in outcomes of earlier versions); other fields are null."""
     of_splits = [[row for row in rows if row["split"] == part] for rows in simulated if rows]
     ceilings: list[dict[str, Any]] = []
     for group in zip(*of_splits, strict=True):

@@ -1,7 +1,7 @@
-"""What a study can find, by simulation from the prior of tastes that `bayes` estimated.
+"""Power of a study, by simulation from the prior of tastes that `bayes` estimated.
 
-The ceiling: how much k choices can tell on these data, on the same people, pairs and contexts; it says whether "no
-gain" means a poor method or poor data. `prb personalise --plan`: how many people a study needs.
+The ceiling: how much k choices can reveal for the same people, pairs and contexts. It distinguishes a poor method from
+poor data as the cause of "no gain". `prb personalise --plan`: how many people a study needs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ DRAWS: Final = 8
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3
-GAIN: Final = 0.01  # in accuracy, for which a plan says how many people it takes
+GAIN: Final = 0.01  # gain in accuracy for which a plan computes the number of people
 POWER: Final = 0.8
-_POWER_QUANTILE: Final = 0.8416  # of the normal distribution, at POWER
-PRIOR_SPLITS: Final = 5  # the prior is estimated on all but a fifth of the people, on whom it is tested
+_POWER_QUANTILE: Final = 0.8416  # quantile of the normal distribution at POWER
+PRIOR_SPLITS: Final = 5  # the prior is estimated on all people except a fifth, on whom it is tested
 
 
 def draw_choices(
@@ -50,7 +50,7 @@ def draw_choices(
     """Draw people's tastes from the prior of `bayes`, and their choices between the same responses.
 
     Returns:
-      the choices as they then are, and the true margin of each drawn choice, float64 [n].
+      Choices with the drawn outcomes, and the true margin of each drawn choice, float64 [n].
     """
     users = np.arange(choices.number_of_users, dtype=np.int32)
     nothing = np.zeros((len(users), 1), np.int32)
@@ -79,13 +79,13 @@ def draw_choices(
 def ceiling(
     prior: Fitted, part: SplitData, *, shots: Sequence[int], mesh: Mesh | None = None
 ) -> list[dict[str, Any]]:
-    """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
-    knows each person's taste; for unseen and for seen people.
+    """Return the expected figures of `bayes` under a true prior: with k choices, with no knowledge of the person, and
+    with full knowledge of each person's taste; for unseen and for seen people.
 
-    In each draw the truth is a prior from the posterior of the estimated one. Its shrunk means alone would make people
-    less sure than they are.
+    In each draw the true prior comes from the posterior of the estimated prior. With only its shrunk means, people
+    would be less certain than they are.
 
-    ``prior`` is `bayes` as it was fitted on the split of the part; people are split over the mesh.
+    ``prior`` is `bayes` fitted on the split of the part; people are split over the mesh.
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
@@ -134,34 +134,35 @@ def plan_study(
     mesh: str | Mesh | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Say what a study of more or fewer people of this kind would find.
+    """Predict the result of a study with more or fewer people like these.
 
-    The prior of tastes is that of `bayes` on the data. For each number of people, people of the data are drawn with
-    replacement, each with new tastes from the prior and so with new choices between the same responses; `bayes` and
-    pooled Bradley-Terry are fitted, and compared on unseen people. Profiles are left out.
+    The prior of tastes is estimated by `bayes` on the data. For each number of people, people of the data are drawn
+    with replacement, each with new tastes from the prior and so with new choices between the same responses. `bayes`
+    and pooled Bradley-Terry are fitted, and compared on unseen people. Profiles are excluded.
 
     Args:
-      data: of :func:`prb_jax.personalise`.
-      backbone: a folder of `prb features`, or a model, whose features are then written to ``out/features``.
-      out: the folder; ``plan.json`` holds what is returned.
-      people: numbers of people; a quarter, a half, once and twice as many as the data have if not given.
-      shots: comparisons that a person is adapted on.
-      seeds, split: of the studies.
-      repeats: simulated studies of each number of people.
-      settings: of `bayes`, instead of its defaults.
-      subset, limit: as of :func:`prb_jax.evaluate`.
-      mesh: as of :func:`prb_jax.load`.
-      progress: shows progress on standard error.
+      data: Data, as for :func:`prb_jax.personalise`.
+      backbone: Folder of `prb features`, or a model, whose features are then written to ``out/features``.
+      out: Folder; ``plan.json`` contains the returned value.
+      people: Numbers of people; by default a quarter, a half, once and twice as many as in the data.
+      shots: Number of comparisons to adapt to a person on.
+      seeds, split: Options of the studies.
+      repeats: Number of simulated studies for each number of people.
+      settings: Settings of `bayes`, instead of its defaults.
+      subset, limit: Same as for :func:`prb_jax.evaluate`.
+      mesh: Same as for :func:`prb_jax.load`.
+      progress: Show progress on standard error.
 
     Returns:
-      "ceiling": the expected gain in accuracy over knowing nobody, of the data's people with `shots` choices
-      ("choices") and of the whole person ("person"); "rows": for each number of people "people", "choices", "gain" and
-      "ci95_half", means over the repeats of the expected difference to pooled and of the half width of its interval,
-      "power", the chance that the interval lies above 0, by the normal approximation, and "gain_error" and
-      "power_error", Monte Carlo standard errors (None for one repeat); "needed": the result of :func:`people_needed`.
+      "ceiling": the expected gain in accuracy over knowing nobody, for the data's people with `shots` choices
+      ("choices") and with full knowledge of the person ("person"); "rows": for each number of people "people",
+      "choices", "gain" and "ci95_half", means over the repeats of the expected difference to pooled and of the half
+      width of its interval, "power", the chance that the interval is above 0, by the normal approximation, and
+      "gain_error" and "power_error", Monte Carlo standard errors (None for one repeat); "needed": the result of
+      :func:`people_needed`.
 
     Raises:
-      PrbError: the data cannot be used, or hold nothing personal that could be planned for.
+      PrbError: the data cannot be used, or show no personal preferences to plan for.
     """
     folder = Path(out)
     refuse_file(out)
@@ -219,7 +220,7 @@ def plan_study(
 def _draw_people(
     population: Population, prior: Fitted, number: int, rng: np.random.Generator, mesh: Mesh
 ) -> tuple[Population, np.ndarray]:
-    """People of the population, drawn with replacement, who choose by new tastes; and the true margin of each
+    """Return people drawn with replacement from the population, who choose by new tastes; and the true margin of each
     choice."""
     grouped = group(population.choices)
     drawn = rng.integers(len(grouped.users), size=number)
@@ -254,8 +255,8 @@ def _simulated_study(
     split: str,
     mesh: Mesh,
 ) -> dict[str, Any]:
-    """The row of `bayes` on unseen people of a simulated study, with its "expected" difference to pooled: over all
-    outcomes that the true margins [n] of the choices to be predicted may have."""
+    """Return the row of `bayes` on unseen people of a simulated study, plus its "expected" difference to pooled: the
+    expectation over outcomes, given the true margins [n] of the predicted choices."""
     splits, pooled = make_splits(population, by=split, seeds=seeds), method_named(POOLED)
     parts = [make_part(population.choices, one) for one in splits]
     outcomes = {}
@@ -267,7 +268,7 @@ def _simulated_study(
     wanted = (METHOD.name, "unseen", shots)
     rows = results(population, splits, outcomes)
     row = next(row for row in rows if (row["method"], row["split"], row["shots"]) == wanted)
-    gains: dict[int, float] = {}  # every choice once, as in the rows
+    gains: dict[int, float] = {}  # each choice once, as in the rows
     for one, ours, theirs in zip(splits, outcomes[METHOD.name], outcomes[POOLED], strict=True):
         margins, places = truth[ours.places], ours.places
         gain = np.subtract(*(expected_wins(it.margins[PLAIN, shots], margins) for it in (ours, theirs)))
@@ -278,18 +279,18 @@ def _simulated_study(
 
 
 def expected_wins(margins: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the probability that each choice is predicted, where its true margin is known; a tie is no win."""
+    """Return the probability that each choice is predicted correctly, given its true margin; a tie is not a win."""
     sure = 1 / (1 + np.exp(-np.asarray(truth, np.float64)))
     return np.where(margins > 0, sure, np.where(margins < 0, 1 - sure, 0.0))
 
 
 def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over simulated studies, the chance that an interval lies above 0, and Monte Carlo errors.
+    """Return means over simulated studies, the chance that an interval is above 0, and Monte Carlo errors.
 
-    The gain of a study is the expected one; its outcomes only make the width of its interval. Errors are None for one
-    study.
+    The gain of a study is its expected gain; its drawn outcomes only determine the width of its interval. Errors are
+    None for one study.
     """
-    from scipy.special import ndtr  # scipy takes long to import
+    from scipy.special import ndtr  # scipy is slow to import
 
     known = [row for row in rows if row["diff_to_pooled_ci95"] is not None]
     names = ("gain", "gain_error", "ci95_half", "power", "power_error")
@@ -311,10 +312,10 @@ def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def people_needed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many people, and predicted choices of theirs, find a gain of `GAIN` in `POWER` of all studies.
+    """Return the numbers of people and of their predicted choices that detect a gain of `GAIN` with power `POWER`.
 
-    The width of an interval falls with the root of the number of people: its constant is the mean over the rows of a
-    plan. Both numbers are None if no row has an interval.
+    The width of an interval is inversely proportional to the root of the number of people; the constant is the mean
+    over the rows of a plan. Both numbers are None if no row has an interval.
     """
     known = [row for row in rows if row["ci95_half"] is not None]
     people = choices = None

@@ -1,4 +1,4 @@
-"""Who is seen, who chooses the numbers and who is tested: disjoint, seeded, saved; and published traps as errors."""
+"""Splits into seen, validation and unseen people: disjoint, seeded, saved. Published flaws of data raise errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPLITS: Final[Mapping[str, str]] = {
     "other-question": "new people, adapted on their choices on other questions",
     "user+question": "new people and new questions, adapted on choices on other questions",
 }
-"""What is new in the test."""
+"""The new part of the test in each kind of split."""
 
 FOLDS: Final = 3
-"""In how many parts the choices of an unseen person are predicted, each from the others, where any other choice may be
-learned from."""
+"""Number of folds of an unseen person's choices: each is predicted from the others, if any other choice may be learned
+from."""
 
 UNSEEN: Final = 0.3
 VALIDATION: Final = 0.15
@@ -36,16 +36,16 @@ PARTS: Final = ("seen", "validation", "unseen")
 
 LEVEL: Final = 0.999
 MARGIN: Final = 0.03
-"""Beyond chance, that the wrapper alone must exceed with this confidence: less than that is no leak of labels."""
+"""Minimum excess over chance of the wrapper classifier, at this confidence: anything less is not a leak of labels."""
 
 EXCHANGES: Final = 99
-"""How often wrappers are exchanged among texts, for the accuracy by chance."""
+"""Number of permutations of wrappers among texts, for the accuracy by chance."""
 
 CONTENT: Final = 0.5
-"""Share of the texts with a wrapper that win and lose, of the share expected by chance, from which it is content."""
+"""Minimum share of a wrapper's texts that both win and lose, relative to chance, for a wrapper that is content."""
 
 NORMS: Final = 1.5
-"""Most that the mean lengths of the features of seen and unseen people may differ, as a ratio."""
+"""Maximum ratio of the mean feature norms of seen and unseen people."""
 
 WRAPPER: Final = "wrapper"  # the name of the check in ``--relax``
 
@@ -54,28 +54,27 @@ WRAPPER: Final = "wrapper"  # the name of the check in ``--relax``
 class StudySplit:
     """One division of the people and their choices."""
 
-    seed: int  # its number; the unseen people of the splits of a study are disjoint
+    seed: int  # number of the split; splits of a study have disjoint unseen people
     part: np.ndarray  # int8 [U]: 0 seen, 1 validation, 2 unseen
-    # int8 [n]: 0 and up for the choices to be predicted, those of one person and fold together, from the person's
-    # choices that are not of this fold; -1 for the others. Of seen people nothing is fitted on those to be
-    # predicted.
+    # int8 [n]: 0 and up for the choices to predict, all choices of one person and fold together, from the person's
+    # choices outside this fold; -1 for the other choices. Methods are not fitted on seen people's choices to predict.
     fold: np.ndarray
-    # bool [n]: choices with a response that the same person judges in another fold, so that they tell its label:
-    # nothing is fitted on them, and nobody is adapted on them to predict it
+    # bool [n]: choices with a response that the same person judges in another fold, which reveals its label: methods
+    # are neither fitted nor adapted on them
     leaking: np.ndarray
-    trained: np.ndarray  # bool [n]: the choices of seen people that methods are fitted on
-    # bool [n]: the choices of people of the validation part, none on a question of the test
+    trained: np.ndarray  # bool [n]: choices of seen people that methods are fitted on
+    # bool [n]: choices of people of the validation part, none on a question of the test
     validated: np.ndarray
 
     __repr__ = short_repr
 
     @property
     def queries(self) -> np.ndarray:
-        """bool [n]: the choices to be predicted."""
+        """The choices to predict, bool [n]."""
         return self.fold >= 0
 
     def to_json(self, population: Population) -> dict[str, Any]:
-        """Return the split by the names of users and the ids of comparisons, as ``splits.json`` holds it."""
+        """Return the split with names of users and ids of comparisons, as in ``splits.json``."""
         people = {
             name: [user for user, part in zip(population.users, self.part, strict=True) if part == number]
             for number, name in enumerate(PARTS)
@@ -90,23 +89,23 @@ class StudySplit:
 def make_splits(population: Population, *, by: str, seeds: int) -> list[StudySplit]:
     """Return the splits of a study.
 
-    Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
-    people, at most 0.3, and 0.15 of the others choose the numbers.
+    Each person is unseen in at most one of them: with ``seeds`` splits, the unseen part is 1 / seeds of the people, at
+    most 0.3. Of the others, 0.15 are the validation part.
 
-    With "user" every comparison of a person who is not seen is predicted, a third of them from the others in turn. Of
-    seen people up to a fifth is to be predicted, and none where these share a response with every other one, so that
-    nothing would be left to fit on. With "other-question" whole questions are predicted: of people who are not seen
-    about a third, at least one (of their comparisons where they have one question), of seen people comparisons on one.
-    With "user+question" a third of all questions is never fitted on, another one in each split, and only comparisons
-    of these are to be predicted.
+    With "user", every comparison of people outside the seen part is predicted, one third at a time from the others. Of
+    seen people, up to a fifth of the comparisons is predicted, and none if these share a response with every other one,
+    which would leave nothing to fit on. With "other-question", whole questions are predicted: for people outside the
+    seen part about a third, at least one (of their comparisons if they have one question); for seen people comparisons
+    on one question. With "user+question", a third of all questions is never fitted on, a different third in each split,
+    and only comparisons on these are predicted.
 
     Args:
-      population: the people.
-      by: of :data:`SPLITS`.
-      seeds: how many splits.
+      population: The people.
+      by: Key of :data:`SPLITS`.
+      seeds: Number of splits.
 
     Raises:
-      DataError: another ``by``, no split, or too few people or questions.
+      DataError: ``by`` is unknown, there is no split, or too few people or questions.
     """
     if by not in SPLITS:
         raise DataError(f"split: expected one of {', '.join(SPLITS)}; found {quote(by)}")
@@ -142,7 +141,7 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[StudySpl
 def _split(
     choices: Choices, unseen: np.ndarray, asked: np.ndarray | None, *, plain: bool, seed: int
 ) -> StudySplit:
-    """One split, from its unseen people and, where questions are new, those of the test."""
+    """Return one split, given its unseen people and, if questions are new, the questions of the test."""
     users = choices.number_of_users
     rng = np.random.default_rng([seed, users])
     part = np.full(users, SEEN_PART, np.int8)
@@ -153,7 +152,7 @@ def _split(
     new = np.zeros(len(choices), bool) if asked is None else np.isin(choices.questions, asked)
     part_of = part[choices.users]
     fold = np.where((part_of == SEEN_PART) & new, 0, -1).astype(np.int8)
-    # Where any other choice may be learned from, a question of its own stands for each choice.
+    # If any other choice may be learned from, treat each choice as a separate question.
     questions = np.arange(len(choices)) if plain else choices.questions
     grouped, texts = group(choices), choices.texts
     for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
@@ -188,23 +187,23 @@ def _split(
 def _choose_queries(
     of_user: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Which of a person's choices, of those that may be, are predicted: whole questions where there are several."""
+    """Return which of a person's allowed choices are predicted: whole questions if there are several."""
     if not len(new):
         return new
     all_, candidates = np.unique(questions[of_user]), rng.permutation(np.unique(questions[new]))
     if len(all_) > 1:
         count = max(1, round(len(all_) / 3))
-        if len(candidates) < len(all_):  # the others, which are fitted on elsewhere, are for the context
+        if len(candidates) < len(all_):  # the other questions, fitted on elsewhere, form the context
             count = len(candidates)
         return new[np.isin(questions[new], candidates[:count])]
     return rng.permutation(new)[: -(-len(of_user) // 3)]
 
 
 def posts_of_split(population: Population, split: StudySplit) -> tuple[Posts | None, int]:
-    """Return the posts of every person in a split, and how many posts were taken away.
+    """Return the posts of every person in a split, and the number of removed posts.
 
-    A person who has several profiles is known by that of the first comparison to be predicted. A post that judges a
-    response of any of the person's own comparisons says how the person chose, and is taken away.
+    For a person with several profiles, the profile of the first predicted comparison is used. A post that judges a
+    response of any of the person's own comparisons reveals the choice, and is removed.
     """
     choices = population.choices
     if not population.profiles.mask.any():
@@ -223,29 +222,29 @@ def posts_of_split(population: Population, split: StudySplit) -> tuple[Posts | N
 
 
 def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool = False) -> dict[str, Any]:
-    """Refuse data whose labels show from the wrapping of the responses alone.
+    """Reject data whose labels are revealed by only the wrapping of the responses.
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
-    of all other people; a tie counts as half. Where several people judge the same texts, the accuracy must be above
-    chance over texts too: a few texts that happen to end in a quotation mark, and are liked, are no leak. Chance is the
-    median accuracy where the wrappers are exchanged among the texts: liked texts are liked by other people too.
+    of all other people; a tie counts as half. If several people judge the same texts, the accuracy must exceed chance
+    over texts too: a few popular texts that happen to end in a quotation mark are not a leak. Chance is the median
+    accuracy with wrappers exchanged among the texts, because popular texts are liked by other people too.
 
-    Where the texts with the wrapper that tells most both win and lose, the wrapper belongs to what was written, as a
-    quotation mark after a punch line, and not to the label. That is a warning.
+    If the texts with the strongest wrapper both win and lose, the wrapper belongs to the content, e.g. a quotation mark
+    after a punch line, and not to the label. This raises only a warning.
 
     Args:
-      population: the people.
-      split: of them.
-      relaxed: raises nothing and does not warn, whatever the accuracy is.
+      population: The people.
+      split: Split of the people.
+      relaxed: If True, raise nothing and do not warn, for any accuracy.
 
     Returns:
-      "wrapper_accuracy", that of the classifier; "wrapper_detectable", the smallest leak, beyond chance, that would
-      have been refused in 80 % of such studies: None where no two responses differ in their wrappers, or no leak would;
-      where the accuracy is suspicious, also "wrapper", the one that tells most, "wrapper_chance", and
+      "wrapper_accuracy", the accuracy of the classifier; "wrapper_detectable", the smallest leak, beyond chance, that
+      would have been rejected in 80 % of such studies: None if no two responses differ in their wrappers, or no leak
+      would be rejected. If the accuracy is suspicious, also "wrapper", the strongest one, "wrapper_chance", and
       "wrapper_both_ways", the share of its texts, of those judged twice or more, that won and lost.
 
     Raises:
-      RunError: the accuracy is above chance, and the wrapper goes with the label.
+      RunError: the accuracy is above chance, and the wrapper reveals the label.
     """
     choices = population.choices
     wrapped = wrapper_features(population.texts)
@@ -289,19 +288,19 @@ def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool =
         f"the wrapping of the responses tells the labels: {name} alone marks the "
         f"{'preferred' if weights[strongest] > 0 else 'rejected'} ones, and a classifier that reads nothing else is "
         f"right in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not "
-        f"fitted on (chance: {chance:.3f}). Write both responses of a comparison in the same way, or, where they are "
-        "so by themselves, let it pass with --relax wrapper: every table will say so"
+        f"fitted on (chance: {chance:.3f}). Write both responses of a comparison in the same way. If the "
+        "difference is genuine, allow it with --relax wrapper; every table will state this"
     )
 
 
 def _wrapper_scores(
     choices: Choices, split: StudySplit, wrapped: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The scores of the choices of people who are not seen, above 0 for the chosen one, and the weight of each
-    wrapper."""
+    """Return the scores of the choices of people outside the seen part, above 0 for the chosen response, and the weight
+    of each wrapper."""
     deltas = wrapped[choices.chosen] - wrapped[choices.rejected]
     fitted = deltas[split.trained]
-    weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # of naive Bayes, shrunk
+    weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # shrunk naive Bayes weights
     return deltas[split.part[choices.users] != SEEN_PART] @ weights, weights
 
 
@@ -310,8 +309,8 @@ def _tie_half(scores: np.ndarray) -> float:
 
 
 def _both_ways(choices: Choices, has: np.ndarray) -> tuple[float | None, float | None]:
-    """Of the texts with a wrapper, of those judged twice or more against texts without it, the share that won and
-    lost; and the share expected if all win as often. None without such texts."""
+    """Return the share of a wrapper's texts that both won and lost, among texts judged twice or more against texts
+    without it; and the expected share if all win equally often. None without such texts."""
     chosen = has[choices.chosen] > 0
     told = chosen != (has[choices.rejected] > 0)
     if not told.any():
@@ -328,13 +327,13 @@ def _both_ways(choices: Choices, has: np.ndarray) -> tuple[float | None, float |
 
 
 def check_norms(population: Population, split: StudySplit, features: np.ndarray) -> float:
-    """Refuse features that were not made alike for seen and for unseen people.
+    """Reject features that were computed differently for seen and for unseen people.
 
     Returns:
-      the ratio of the mean length of the features that unseen people judge to that of seen people.
+      Ratio of the mean feature norm of unseen people's responses to seen people's.
 
     Raises:
-      RunError: it is above 1.5 or below 1 / 1.5.
+      RunError: the ratio is above 1.5 or below 1 / 1.5.
     """
     choices = population.choices
     lengths = np.linalg.norm(features, axis=1)

@@ -1,4 +1,4 @@
-"""`prb features`: write the feature store of a data set, file by file; a killed command goes on with the next file."""
+"""`prb features`: write the feature store of a data set, file by file; a killed command resumes at the next file."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def write_features(
 ) -> FeatureStore:
     """Write the features of every distinct response and post of a data set.
 
-    The same call continues one that was killed, and gives the same bytes. A finished folder is only opened.
+    The same call resumes a killed one, and gives the same bytes. A finished folder is only opened.
 
     Args:
-      model: a folder or hub id of a reward model, a causal language model or an encoder of texts; or what
-        :func:`prb_jax.study.embedder.open_embedder` gives.
-      data: what :func:`prb_jax.evaluate` takes.
-      out: the folder of the store.
-      options: how features are made.
-      subset, limit: as of :func:`prb_jax.evaluate`.
-      progress: shows progress on standard error.
+      model: Folder or hub id of a reward model, a causal language model or an encoder of texts; or the result of
+        :func:`prb_jax.study.embedder.open_embedder`.
+      data: Data, as for :func:`prb_jax.evaluate`.
+      out: Folder of the store.
+      options: Options for computing features.
+      subset, limit: Same as for :func:`prb_jax.evaluate`.
+      progress: Show progress on standard error.
 
     Raises:
-      PrbError: model, data or folder cannot be used, or the folder holds other features: the field is named.
+      PrbError: model, data or folder cannot be used, or the folder contains other features: names the field.
     """
     write_feature_part(
         model, data, out=out, part=None, options=options, subset=subset, limit=limit, progress=progress
@@ -86,10 +86,10 @@ def write_feature_part(
     limit: int | None = None,
     progress: bool = True,
 ) -> None:
-    """Write the part "I/N" of the files of features, as one of N jobs; :func:`prb_jax.merge` puts them together.
+    """Write the part "I/N" of the feature files, as one of N jobs; :func:`prb_jax.merge` combines the parts.
 
-    Without a part all files are written. Other arguments and errors are those of :func:`write_features`, which finishes
-    the merged folder.
+    Without a part all files are written. Other arguments and errors are the same as for :func:`write_features`, which
+    finishes the merged folder.
     """
     folder, chosen = FEATURE_RUNS.check(out), options or FeatureOptions()
     job = None if part is None else parse_part(part)
@@ -101,7 +101,7 @@ def write_feature_part(
     )
     if chosen.profile_posts and not embedder.gives_rewards:
         raise RunError(
-            f"profile_posts: {embedder.name} gives no reward, which a reward model alone does; leave it out"
+            f"profile_posts: {embedder.name} gives no reward, because it is not a reward model; remove it"
         )
     decided = {
         "model": embedder.identity(),
@@ -155,7 +155,7 @@ def write_feature_part(
 
 
 def blank_features(comparisons: Items[Comparison]) -> FeatureStore:
-    """Return a store of features of width 0: who chose what can be read without a model."""
+    """Return a store of features of width 0, to read choices without a model."""
     texts = _distinct(comparisons, profile_posts=0)
     answers, posts = (
         FeatureTable(
@@ -175,8 +175,8 @@ def _write_files(
     *,
     progress: bool,
 ) -> tuple[list[str], int, dict[str, int]]:
-    """Write the files that are not there; returns the names of those of the part, how many all parts have, and how many
-    texts of each table were cut."""
+    """Write the missing files; return the names of the part's files, the number of files of all parts, and the number
+    of cut texts of each table."""
 
     def shown(comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
         source = cast(RewardEmbedder, embedder)
@@ -187,7 +187,7 @@ def _write_files(
         "answers": embedder.answers, "posts": embedder.posts, SHOWN: shown,
     }  # fmt: skip
     files, total, truncated = list[str](), 0, dict.fromkeys(texts, 0)
-    turns = itertools.count()  # of the files, which fall to the parts by turns
+    turns = itertools.count()  # numbers the files, which are dealt to the parts in turn
     count = Count(sum(map(len, texts.values())), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
         for name, of_table in texts.items():
@@ -231,8 +231,8 @@ def _write_file(
 
 
 def _distinct(comparisons: Items[Comparison], *, profile_posts: int) -> dict[str, dict[bytes, Any]]:
-    """Of each table the texts by their keys, in the order of their rows: comparisons of one response, those of a prompt
-    beside each other, so that a model reads it once; and the texts of posts."""
+    """Return the texts of each table by key, in row order. Answers are comparisons of one response, grouped by prompt
+    so a model reads each prompt once; posts are texts."""
     answers, shown, posts = dict[bytes, Comparison](), dict[bytes, Comparison](), dict[bytes, str]()
     seen: set[int] = set()
     prompts: dict[Any, int] = {}
@@ -240,12 +240,12 @@ def _distinct(comparisons: Items[Comparison], *, profile_posts: int) -> dict[str
         prompts.setdefault(one.prompt, len(prompts))
         profile = one.profile[:profile_posts]
         for text in one.responses:
-            if (key := answer_key(one.prompt, text)) not in answers:  # of the first comparison that has it
+            if (key := answer_key(one.prompt, text)) not in answers:  # keep the first one
                 answers[key] = Comparison(id=one.id, prompt=one.prompt, responses=[text])
             if profile_posts and (key := shown_key(profile, one.prompt, text)) not in shown:
                 name = f"response {len(shown)} with a profile"
                 shown[key] = Comparison(id=name, prompt=one.prompt, responses=[text], profile=profile)
-        # The number of an object that is not kept comes again.
+        # Ids are only unique among objects in memory: freed objects can reuse them.
         if not comparisons.in_memory or id(one.profile) not in seen:
             seen.add(id(one.profile))
             for post in one.profile:

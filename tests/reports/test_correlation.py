@@ -86,7 +86,7 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         "correlate", "--scores", *scores, "--behaviour", folders / "behaviour", "--out", out, "--draws", 200,
         "--lineage", lineage,
     )  # fmt: skip
-    for said in ("not resolved", "in --scores alone, left out: m0", "left out: stranger (quality)"):
+    for said in ("not resolved", "only in --scores, left out: m0", "left out: stranger (quality)"):
         assert said in " ".join(shown.split())
     written = json.loads((out / "correlate.json").read_text())
     assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")
@@ -216,7 +216,7 @@ def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Pat
     known, quality = [folders / name for name in ("m1", "m2", "m3")], [folders / "behaviour"]
     evaluate("baseline:profile-overlap", folders / "pairs.jsonl", tmp_path / "overlap")
     evaluate(judge(1), folders / "pairs.jsonl", tmp_path / "again", name="m1", seed=3)
-    few = r"at least 3 reward models .* found 1: m1; .* alone: m2, m3, m4, stranger"
+    few = r"at least 3 reward models .* found 1: m1; only in --behaviour: m2, m3, m4, stranger"
     undefined = r"overlap: its accuracy is not defined on these data .*leave it out"
     unknown = r"figures: expected some of accuracy, .*, found 'rouge'"
     for scores, behaviours, options, error, message in (

@@ -150,7 +150,7 @@ def test_such_a_server_is_the_reward_of_a_policy(
     rewards = reward.score(DATA, [one.responses for one in DATA], step=1).values
     np.testing.assert_allclose(rewards, np.stack(model.score(DATA, profile_posts=2)), atol=1e-5)
     assert reward.identity()["route"] == "/classify"
-    with pytest.raises(prb.RunError, match=r"'scoring.max_length': of no use to m"):
+    with pytest.raises(prb.RunError, match=r"'scoring.max_length': not used by m"):
         check_scoring(ScoringSettings(max_length=9), [reward])
     if sglang:
         with pytest.raises(prb.RunError, match=r"give --tokenizer NAME \(of prb ppo scoring"):

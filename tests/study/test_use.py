@@ -288,7 +288,7 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         with pytest.raises(DataError, match=f"expected 2 different responses, found {count}"):
             prb.ask(model, user=None, candidates=[questions[0] | {"responses": responses}, questions[1]])
     both_ways = ROWS[0] | {"id": "x", "chosen": ROWS[0]["rejected"], "rejected": ROWS[0]["chosen"]}
-    with pytest.raises(DataError, match="'0-0' tells nothing: a pair that the same user judged both ways"):
+    with pytest.raises(DataError, match="'0-0' is uninformative: a pair that the same user judged both ways"):
         prb.ask(model, user=[ROWS[0], both_ways], candidates=questions)
     with pytest.raises(RunError, match="does not adapt to users"):
         prb.ask("baseline:length", user=None, candidates=questions)

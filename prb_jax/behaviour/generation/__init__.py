@@ -1,1 +1,1 @@
-"""Generation: texts sampled from a causal language model, and all that is done with such texts."""
+"""Generation: sample texts from a causal language model, and use the samples."""

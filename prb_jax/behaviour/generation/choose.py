@@ -1,7 +1,7 @@
-"""Choose the next token from logits: rules that are arrays, so that a change of a number compiles nothing.
+"""Choose the next token from logits. The rules are arrays: a changed value compiles nothing.
 
-The rules work in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p. The token is drawn by
-inverting the distribution function at one random number, with a key of its own for each row and step.
+The rules apply in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p. One random number
+draws the token by inverting the cumulative distribution; each row and step uses a separate key.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _REMOVED = -jnp.inf
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How tokens are drawn: numbers, or arrays [B, S] with a number for each row; see `SampleOptions.rules`."""
+    """Sampling rules: scalars, or arrays [B, S] with a value for each row; see `SampleOptions.rules`."""
 
     # divides the logits; 0 takes the most probable token (greedy)
     temperature: jax.Array | np.ndarray | float = 1.0
-    # keeps this many most probable tokens, and those that tie with the last of them; 0 keeps all
+    # keeps this many most probable tokens, plus ties with the last of them; 0 keeps all
     top_k: jax.Array | np.ndarray | int = 0
     # keeps the most probable tokens until their probabilities sum up to this; 1 keeps all
     top_p: jax.Array | np.ndarray | float = 1.0
     # keeps tokens of at least this share of the largest probability; 0 keeps all
     min_p: jax.Array | np.ndarray | float = 0.0
-    # divides positive and multiplies negative logits of tokens that occurred before, in the prompt too; 1
+    # divides positive and multiplies negative logits of tokens that occurred before, also in the prompt; 1
     # changes nothing
     repetition_penalty: jax.Array | np.ndarray | float = 1.0
 
@@ -40,9 +40,9 @@ class Chosen:
     """The next token of each row."""
 
     token: jax.Array  # int32 [B, S]
-    # float32 [B, S], its log-probability under the model as it is (temperature 1, no other rule)
+    # float32 [B, S], log-probability of the token under the unmodified model (temperature 1, no other rule)
     logprob: jax.Array
-    # the same under the distribution that it was drawn from; 0 for a greedy choice
+    # float32 [B, S], log-probability under the distribution the token was drawn from; 0 for a greedy choice
     sampled_logprob: jax.Array
 
 
@@ -50,10 +50,10 @@ def choose(logits: jax.Array, keys: jax.Array, seen: jax.Array, rules: Rules) ->
     """Draw one token a row.
 
     Args:
-      logits: float32 [B, S, V], of the model.
-      keys: random keys [B, S].
-      seen: bool [B, S, V], the tokens that occurred before.
-      rules: how.
+      logits: Model logits, float32 [B, S, V].
+      keys: Random keys [B, S].
+      seen: Tokens that occurred before, bool [B, S, V].
+      rules: Sampling rules.
     """
     greedy = jnp.broadcast_to(rules.temperature, logits.shape[:-1]) == 0
     kept = filtered(logits, seen, rules)
@@ -72,18 +72,18 @@ def choose(logits: jax.Array, keys: jax.Array, seen: jax.Array, rules: Rules) ->
 
 
 def first_largest(x: jax.Array) -> jax.Array:
-    """As :func:`jax.numpy.argmax` over the last axis, int32, in plain maxima: XLA for CPUs runs these in parallel."""
+    """Like :func:`jax.numpy.argmax` over the last axis, int32, but with maxima, which XLA runs in parallel on CPUs."""
     places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-    is_largest = (x == x.max(axis=-1, keepdims=True)) | (x != x)  # the first NaN, where there is one
+    is_largest = (x == x.max(axis=-1, keepdims=True)) | (x != x)  # the first NaN, if any
     return jnp.where(is_largest, places, x.shape[-1]).min(axis=-1)
 
 
 _BLOCK = 128
-"""Weights are summed up in blocks, of which one is searched: sums over a whole vocabulary are never written."""
+"""Weights are summed in blocks, and only one block is searched: no cumulative sum over the vocabulary is stored."""
 
 
 def _inverted(weights: jax.Array, keys: jax.Array) -> jax.Array:
-    """Draw one token a row with a probability in proportion to its weight, [B, S, V]; never one of weight 0."""
+    """Draw one token a row with probability proportional to its weight, [B, S, V]; never a token of weight 0."""
     rows, vocab = keys.size, weights.shape[-1]
     padded = jnp.pad(weights.reshape(rows, vocab), ((0, 0), (0, -vocab % _BLOCK)))
     blocks = padded.reshape(rows, -1, _BLOCK)
@@ -101,17 +101,17 @@ def _inverted(weights: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _first_beyond(until: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """The first place with a weight above 0 whose sum `until` there is above the target; the last such weight else."""
+    """First position with weight > 0 whose cumulative sum `until` exceeds the target; else the last such position."""
     places = lax.broadcasted_iota(jnp.int32, weights.shape, 1)
-    real = weights > 0  # rounding may put a target beyond the last sum, or a sum of nothing beyond the target
+    real = weights > 0  # rounding can put a target above the last sum, or an empty sum above the target
     first = jnp.where(real & (until > target[:, None]), places, weights.shape[1]).min(axis=1)
     return jnp.minimum(first, jnp.where(real, places, 0).max(axis=1))
 
 
 def filtered(logits: jax.Array, seen: jax.Array, rules: Rules) -> jax.Array:
-    """Return the logits [B, S, V] that tokens are drawn by: minus infinity where a rule leaves one out.
+    """Return the logits [B, S, V] to draw tokens from: minus infinity for tokens that a rule removes.
 
-    At temperature 0 they are not divided. Arguments as of :func:`choose`.
+    At temperature 0 the logits are not divided. Arguments are the same as for :func:`choose`.
     """
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     wide = {name: jnp.broadcast_to(value, shape) for name, value in vars(rules).items()}
@@ -129,16 +129,16 @@ def filtered(logits: jax.Array, seen: jax.Array, rules: Rules) -> jax.Array:
         lambda x: x,
         kept,
     )
-    # exp(x - max) >= min_p, where the largest probability is that of the largest logit.
+    # exp(x - max) >= min_p: the largest logit has the largest probability.
     floor = kept.max(axis=-1, keepdims=True) + jnp.log(wide["min_p"])[..., None]
     return jnp.where(kept >= floor, kept, _REMOVED)
 
 
 def _keep(logits: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
-    """Logits [..., V] of the tokens that have less than ``limit`` [...] of ``weights`` above them; the others removed.
+    """Keep the logits [..., V] of tokens with less than ``limit`` [...] of ``weights`` above them; remove the others.
 
-    With weights of one that is top-k, with probabilities top-p; the most probable token always stays. The threshold
-    is found by bisection over the bits of float32, in 32 passes: a sort of the vocabulary takes longer.
+    Weights of one give top-k, probabilities give top-p. The most probable token always stays. Bisection over the bits
+    of float32 finds the threshold in 32 passes, which is faster than sorting the vocabulary.
     """
     bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
     ordered = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)  # int32 with the order of float32
@@ -147,7 +147,7 @@ def _keep(logits: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
         return jnp.where(ordered > threshold[..., None], weights, 0).sum(axis=-1)
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # the smallest threshold that holds is in (low, high]
+        low, high = bounds  # the smallest valid threshold is in (low, high]
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         holds = above(middle) < limit
         return jnp.where(holds, low, middle), jnp.where(holds, middle, high)

@@ -1,8 +1,8 @@
-"""Caches of texts that grow chunk by chunk: neither policy nor reward model reads prompt and text again.
+"""Caches of texts that grow chunk by chunk: neither policy nor reward model rereads the prompt and the text.
 
-Each text is a tree whose samples are the candidates for its next chunk. The keys and values of the chosen one go behind
-those of the prompt. The reward model reads conversations as `prb evaluate` does, tokenised anew for every chunk: what
-their tokens have in common with those in the cache is not read again, whatever the tokenizer.
+Each text is a tree whose samples are the candidates for its next chunk. The keys and values of the chosen candidate are
+appended to the prompt's cache. The reward model reads conversations as `prb evaluate` does, so each chunk retokenises
+the text. Tokens shared with the cache are not read again, whatever the tokenizer.
 
 Letters: B texts, C candidates, P columns of prompts, M columns of candidates.
 """
@@ -41,16 +41,16 @@ from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree, common_run
 
 TAIL: Final = 32
-"""Columns for tokens of a reward model's template behind a response, and for a text that it cuts into more tokens."""
+"""Spare columns: for template tokens after a response, and for reward tokenizers that need more tokens for a text."""
 
 
 class PolicyCaches:
-    """The policy's caches of at most B texts.
+    """The policy's caches of up to B texts.
 
     Args:
-      policy: that draws.
-      shape: of B trees and C samples, with room for prompts and whole texts as prompts.
-      task: the prompt of each text, and how tokens are drawn.
+      policy: Policy that draws.
+      shape: B trees and C samples, with prompt columns for whole texts.
+      task: The prompt of each text, and how tokens are drawn.
     """
 
     def __init__(self, policy: Policy, shape: Shape, task: Task) -> None:
@@ -62,7 +62,7 @@ class PolicyCaches:
         self._prompts = reader.fill(prompts, places)
 
     def draw(self, places: Sequence[int], *, size: int, seed: int) -> list[list[Drawn]]:
-        """Draw C candidates of at most ``size`` tokens behind each of these texts; no text ends them."""
+        """Draw C candidates of at most ``size`` tokens for each of these texts; stop texts do not end them."""
         shape = (self.shape.trees, self.shape.samples)
         which = np.zeros(shape, bool)
         which[list(places)] = True
@@ -76,7 +76,7 @@ class PolicyCaches:
         return [[drawn.drawn(place, k, prompt=place, sample=k) for k in range(shape[1])] for place in places]
 
     def keep(self, chosen: Mapping[int, int]) -> None:
-        """Go on behind the candidate of each of these texts: its place, and the number of the candidate."""
+        """Continue each of these texts with a candidate: maps the place of a text to the number of its candidate."""
         which, counts = np.zeros((2, self.shape.trees), np.int32)
         lengths = fetch(self._rows.cache.lengths)
         for place, sample in chosen.items():
@@ -86,7 +86,7 @@ class PolicyCaches:
 
 @dataclass(eq=False)
 class _Held:
-    """The tokens of one text that were read: those of the prompt, and of each candidate; which one was chosen."""
+    """Tokens of one text that were read: the prompt, each candidate, and which candidate was chosen."""
 
     ids: np.ndarray
     candidates: Sequence[np.ndarray] = field(default_factory=list)
@@ -98,12 +98,12 @@ class _Held:
 
 
 class RewardCaches:
-    """A reward model's caches of at most B texts.
+    """A reward model's caches of up to B texts.
 
     Args:
-      model: a decoder whose head reads one token.
-      shape: of the policy's caches.
-      room: most tokens of a text.
+      model: Decoder whose head reads one token.
+      shape: Shape of the policy's caches.
+      room: Maximum tokens of a text.
     """
 
     def __init__(self, model: RewardModel, shape: Shape, *, room: int) -> None:
@@ -111,12 +111,12 @@ class RewardCaches:
         self._program = reward_program(model)
         self._shape = replace(shape, columns=round_up(shape.columns + TAIL, 16))
         self._held: dict[int, _Held] = {}
-        self._longest, self._stream = 0, None  # of prompts, and tokens of the streams in which they are read
+        self._longest, self._stream = 0, None  # prompt tokens, and tokens of the streams that read prompts
         self._prefix: Any = None
         self._suffix: Any = None
 
     def score(self, asked: Sequence[Comparison], *, places: Sequence[int]) -> list[np.ndarray]:
-        """Return the rewards float32 [K] of the responses, at most C, of each text's comparison."""
+        """Return the rewards float32 [K] of the responses, K at most C, for each text's comparison."""
         trees = self.model.encode(asked)
         self._make_room(trees)
         rests = self._bring_up(places, trees)
@@ -139,12 +139,12 @@ class RewardCaches:
         return [values[place, : len(rest)].copy() for place, rest in zip(places, rests, strict=True)]
 
     def keep(self, place: int, response: int | None) -> None:
-        """Say which response of its last comparison a text goes on with; None for one that was not asked for."""
+        """Record which response of the last comparison continues a text; None if that response was not scored."""
         if place in self._held:
             self._held[place].chosen = response
 
     def _make_room(self, trees: Sequence[Tree]) -> None:
-        """Begin with larger caches where these are too small, and then all is read again."""
+        """Replace caches that are too small with larger, empty ones; all texts are then read again."""
         longest = max(len(tree.prefix) for tree in trees)
         width = max(len(response) for tree in trees for response in tree.responses)
         before = 0 if self._prefix is None else self._prefix.columns
@@ -156,7 +156,7 @@ class RewardCaches:
         self._held = {}
 
     def _bring_up(self, places: Sequence[int], trees: Sequence[Tree]) -> list[list[np.ndarray]]:
-        """Bring the cache of prompts to the beginning of the conversations, and return the rest of each response."""
+        """Extend the prompt cache to the start of each conversation, and return the rest of each response."""
         which, counts = np.zeros((2, self._shape.trees), np.int32)
         again: dict[int, np.ndarray] = {}
         for place, tree in zip(places, trees, strict=True):
@@ -185,7 +185,7 @@ class RewardCaches:
 
 @functools.lru_cache(maxsize=16)
 def _keep_program(program: Program) -> Callable[..., Prompts]:
-    """(prompts, rows, which [B], counts [B]) -> prompts with the chosen rows behind them."""
+    """(prompts, rows, which [B], counts [B]) -> prompts followed by the chosen rows."""
 
     def keep(prompts: Prompts, rows: Rows, which: jax.Array, counts: jax.Array) -> Prompts:
         trees, goes_on = jnp.arange(len(which)), counts > 0

@@ -1,6 +1,6 @@
-"""`prb guide`: texts of a policy that a reward model guides token by token or chunk by chunk, beside the person's own.
+"""`prb guide`: a reward model guides a policy token by token or chunk by chunk; compare with the person's own texts.
 
-The run folder is that of `prb sample`, so that `prb best-of-n` takes it too; ``summary.json`` also holds how near the
+The run folder has the format of `prb sample`, so `prb best-of-n` accepts it too. ``summary.json`` adds how similar the
 texts are to the preferred responses, and ``behaviour.json`` the figure that `prb correlate` reads.
 """
 
@@ -29,7 +29,7 @@ from prb_jax.scoring.load import open_scorer, read_history
 from prb_jax.scoring.same_choices import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")
-"""The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""
+"""Figures that represent the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""
 
 
 def guide(
@@ -53,30 +53,30 @@ def guide(
     loading: LoadOptions | None = None,
     progress: bool = True,
 ) -> SampleRun:
-    """Write guided texts for every comparison's prompt, and how near they are to the preferred responses.
+    """Write guided texts for every comparison's prompt, and their similarity to the preferred responses.
 
-    A run that was killed is continued by the same call. Several processes draw together, and process 0 writes.
+    The same call resumes a killed run. Several processes draw together, and process 0 writes.
 
     Args:
-      policy: a policy, or what :func:`prb_jax.load_policy` takes.
-      reward: what :func:`prb_jax.load` takes or gives; to guide tokens, a reward model with the policy's tokenizer and
-        a head that reads one token. None for the policy alone: with the user's own posts in its prompt that is the
-        in-context baseline.
-      data: what :func:`prb_jax.evaluate` takes, with labels: the preferred response is the person's own text.
-      out: the run folder.
-      weight: of the reward; 0 is the policy alone.
-      candidates: most likely tokens of each step that are tried, or chunks that are drawn.
-      chunk: tokens of a chunk; tokens are guided one by one if not given.
-      options: how tokens are drawn; greedy, up to 128 tokens if not given. Guided tokens have no rule beside the
-        temperature, and chunks are drawn at a temperature above 0.
-      profile_posts: that the policy sees; the reward model sees as many as in its training.
-      max_length, subset, limit, rows: as of `prb sample`.
-      history: labelled comparisons of which a fitted method of personalisation as the reward learns the users.
-      quality: a model whose score says how good a text is, as "baseline:persona-truth" of generated persons; its mean
-        is a figure of behaviour, too. Texts without a letter are left out of it and counted.
-      policy_loading, loading: how policy and reward model are opened; with `reference` or `reference_free` of `loading`
-        the reward is a policy's implicit reward, which guides chunks.
-      progress: shows progress on standard error.
+      policy: Policy, or any model that :func:`prb_jax.load_policy` accepts.
+      reward: Anything that :func:`prb_jax.load` accepts or returns. Guiding tokens requires a reward model with the
+        policy's tokenizer and a head that reads one token. None draws from the policy only: with the user's own posts
+        in its prompt, this is the in-context baseline.
+      data: Labelled data, as for :func:`prb_jax.evaluate`: the preferred response is the person's own text.
+      out: Run folder.
+      weight: Weight of the reward; 0 uses only the policy.
+      candidates: Number of most likely tokens to try at each step, or of chunks to draw.
+      chunk: Tokens of a chunk. By default tokens are guided one by one.
+      options: How tokens are drawn; greedy, up to 128 tokens by default. Guided tokens accept no rule except the
+        temperature, and chunks require a temperature above 0.
+      profile_posts: Number of posts that the policy sees; the reward model sees as many as in its training.
+      max_length, subset, limit, rows: Same as in `prb sample`.
+      history: Labelled comparisons from which a fitted personalisation method, used as the reward, learns the users.
+      quality: Model whose score measures text quality, e.g. "baseline:persona-truth" for generated persons. The mean
+        becomes another figure of behaviour. Texts without a letter are excluded and counted.
+      policy_loading, loading: Options to open the policy and the reward model. With `reference` or `reference_free` in
+        `loading`, the reward is a policy's implicit reward, which guides chunks.
+      progress: Show progress on standard error.
 
     Raises:
       PrbError: models, data, choices or folder cannot be used.
@@ -112,7 +112,9 @@ def guide(
             "reference: the policy alone has no reward: expected a reward beside it, or no reference"
         )
     elif history is not None:
-        raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
+        raise DataError(
+            "history: a policy without a reward model learns no users: expected a reward model, or no history"
+        )
     judge: Any = None if quality is None else open_scorer(quality, of_quality)
     result = sample_data(
         opened,
@@ -188,7 +190,7 @@ def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
 
 
 def _judged(judge: Any, comparisons: Sequence[Comparison], texts: Sequence[str], n: int) -> np.ndarray:
-    """The quality of every text, n of each comparison; NaN for one without a letter, which no model can score."""
+    """Quality of every text, n for each comparison; NaN for texts without a letter, which no model can score."""
     qualities = np.full(len(texts), np.nan)
     asked: list[Comparison] = []
     asked_of: list[list[int]] = []
@@ -198,7 +200,7 @@ def _judged(judge: Any, comparisons: Sequence[Comparison], texts: Sequence[str],
             asked.append(replace(comparison, responses=[texts[place] for place in places], labels=None))
             asked_of.append(places)
     if not asked:
-        raise DataError("every text is empty: there is nothing whose quality could be told")
+        raise DataError("every text is empty: there is no text to judge; expected at least one with a letter")
     for comparison, places, values in zip(asked, asked_of, judge.score(asked), strict=True):
         if not np.isfinite(values).all():
             raise DataError(

@@ -1,14 +1,14 @@
 """A reward model that guides a policy, token by token or chunk by chunk.
 
-Token by token (ARGS, Khanov et al. 2024) a token is chosen by the policy's log-probability plus a weight w times the
-reward of the text with it; the steps on the device are those of :func:`prb_jax.behaviour.generation.steps.run_steps`.
+Token by token (ARGS, Khanov et al. 2024): a token is chosen by the policy's log-probability plus a weight w times the
+reward of the text with this token; :func:`prb_jax.behaviour.generation.steps.run_steps` runs on the device.
 
-Chunk by chunk the guided policy is p(c | x, y) = π(c | x, y) exp(w r(x, y c)) / Z over chunks c of L tokens. C of them
-are drawn from π, and one of these is drawn with probability proportional to exp(w r): importance resampling, which
-becomes best-of-C chunk by chunk (blockwise controlled decoding, Mudgal et al. 2024) where the weight is large. The
-reward is that of the text so far, as `prb evaluate` reads a response, so that any reward model takes part, with any
-tokenizer and head. The caches of both models grow with the text (:mod:`prb_jax.behaviour.generation.chunk_caches`); a
-reward model that cannot read token by token reads prompt and text again for every chunk.
+Chunk by chunk: the guided policy is p(c | x, y) = π(c | x, y) exp(w r(x, y c)) / Z over chunks c of L tokens. C chunks
+are drawn from π, and one is chosen with probability proportional to exp(w r): importance resampling. For large weights
+this becomes best-of-C for each chunk (blockwise controlled decoding, Mudgal et al. 2024). The reward scores the text so
+far exactly as `prb evaluate` scores a response, so any reward model works, with any tokenizer and head. The caches of
+both models grow with the text (:mod:`prb_jax.behaviour.generation.chunk_caches`). A reward model that cannot read token
+by token rereads prompt and text for every chunk.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from prb_jax.runs.behaviour import reward_identity
 from prb_jax.trees.stream_tables import round_up
 
 TOGETHER = 16
-"""Prompts whose texts are given back together, of texts that grow by chunks."""
+"""Number of prompts whose chunk-guided texts are returned together."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Guide:
     """A reward model that guides a policy."""
 
-    model: Any  # the reward model; of chunks also a baseline or a fitted method of personalisation
-    weight: float  # w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary
-    candidates: int  # C, most likely tokens of each step that are tried, or chunks that are drawn each time
-    chunk: int | None = None  # L, most tokens of a chunk; None guides every token
+    model: Any  # the reward model; for chunks also a baseline or a fitted personalisation method
+    weight: float  # w; 0 uses only the policy, whose tokens are then drawn from the whole vocabulary
+    candidates: int  # C, number of most likely tokens to try at each step, or of chunks to draw each time
+    chunk: int | None = None  # L, maximum tokens of a chunk; None guides every token
 
     def checked(self, policy: Policy) -> Guide:
-        """Return the guide, which suits the policy.
+        """Return the guide after checking that it suits the policy.
 
         Raises:
           DataError: a number out of range, or a reward model that cannot read this policy's tokens one by one.
@@ -75,7 +75,7 @@ class Guide:
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides how texts are guided, JSON-ready."""
+        """Return everything that determines how texts are guided, JSON-ready."""
         model = reward_identity(self.model.identity())
         chunk = {} if self.chunk is None else {"chunk": self.chunk}
         return {"reward_model": model, "weight": self.weight, "candidates": self.candidates, **chunk}
@@ -92,7 +92,7 @@ class Guide:
     ) -> Iterator[list[Drawn]]:
         """Draw guided samples, as :meth:`prb_jax.behaviour.generation.policy.Policy.draw` draws plain ones.
 
-        ``comparisons`` are those of the prompts, as the reward model is shown them.
+        ``comparisons`` belong to the prompts, in the form that the reward model reads.
 
         Raises:
           DataError: options that do not suit the guide, a prompt that does not fit into the reward model's context, or
@@ -100,13 +100,13 @@ class Guide:
         """
         if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
             raise DataError(
-                "guided tokens are chosen among the candidates: expected no rule beside the temperature"
+                "guided tokens are chosen among the candidates: expected no rule except the temperature"
             )
         if self.weight == 0:
             yield from policy.draw(prompts, options, rows=rows, skip=skip)
         elif self.chunk is not None and options.temperature == 0:
             raise DataError(
-                "temperature: expected more than 0 with chunks, for those of temperature 0 are all the same"
+                "temperature: expected more than 0 with chunks, because greedy chunks are all the same"
             )
         elif not prompts:
             return
@@ -132,17 +132,17 @@ class Guide:
         rows: int | None,
         skip: Callable[[range], bool],
     ) -> Iterator[list[Drawn]]:
-        """Draw texts chunk by chunk; a text depends on its prompt, its number and the seed alone."""
+        """Draw texts chunk by chunk; a text depends only on its prompt, its number and the seed."""
         chunk, by_token = self.chunk or 1, why_not_by_token(self.model) is None
         longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
         columns = round_up(prompt_columns(longest), policy.mesh.shape["sequence"])
         drawing = replace(options, n=self.candidates, max_new_tokens=chunk)
-        shape = policy.shape(prompts, drawing, rows)  # so many texts grow side by side as it has trees
+        shape = policy.shape(prompts, drawing, rows)  # one tree for each text that grows
         shape = replace(shape, samples=self.candidates, prompt_columns=columns)
         planned = make_programs(policy.program, shape).planned(policy.task(prompts, options))
 
         def grow(texts: list[Drawn]) -> list[Drawn]:
-            """Draw texts side by side to their ends; one that goes on has no finish."""
+            """Draw texts together to their ends; a text that continues has an empty finish."""
             numbers, length = [text.prompt * options.n + text.sample for text in texts], 0
             of_texts = [planned.prompts[text.prompt] for text in texts]
             task = replace(planned, prompts=of_texts, numbers=numbers)
@@ -188,7 +188,7 @@ class Guide:
                 yield [text for first in parts for text in grow(texts[first : first + shape.trees])]
 
     def best(self, rewards: np.ndarray, noise: np.ndarray) -> int:
-        """Return which candidate is kept, by rewards and Gumbel noise float64 [C]; none whose reward is -inf."""
+        """Return the candidate to keep, given rewards and Gumbel noise float64 [C]; never one with reward -inf."""
         return int(np.argmax(np.where(np.isfinite(rewards), self.weight * rewards + noise, -np.inf)))
 
     def _rewards(
@@ -197,8 +197,8 @@ class Guide:
         shown: Sequence[tuple[Comparison, list[list[int]]]],
         judge: RewardCaches | None,
     ) -> list[np.ndarray]:
-        """The rewards float64 [C] of each text with each candidate; -inf for one without a word, of which no reward is
-        known, unless all are so."""
+        """Rewards float64 [C] of each text with each candidate. Candidates without a word cannot be scored and get
+        -inf, unless all are like this."""
         rewards = [np.full(self.candidates, -np.inf if worded else 0.0) for _, worded in shown]
         which = [number for number, (_, worded) in enumerate(shown) if worded]
         asked, at = [shown[number][0] for number in which], [places[number] for number in which]
@@ -214,7 +214,7 @@ class Guide:
 
 
 def _joined(text: Drawn, chunk: Drawn, task: Task, *, last: bool) -> Drawn:
-    """A text with a chunk behind it, up to the text that ends it, if there is one."""
+    """Append a chunk to a text, and cut the result at its stop text, if any."""
     longer = text.followed_by(chunk)
     if task.cut is not None and (at := task.cut(longer.tokens)) is not None:
         return longer.cut(at, finish="text")
@@ -224,7 +224,7 @@ def _joined(text: Drawn, chunk: Drawn, task: Task, *, last: bool) -> Drawn:
 def _shown(
     policy: Policy, comparison: Comparison, texts: Sequence[Drawn]
 ) -> tuple[Comparison, list[list[int]]]:
-    """A comparison with the texts that have a word as the reward model is shown them, and who has each of them."""
+    """The comparison as the reward model sees it, with texts that have a word, and the candidates for each text."""
     worded: dict[str, list[int]] = {}
     for place, text in enumerate(texts):
         response = policy.decode(text.tokens)

@@ -1,8 +1,8 @@
-"""`prb past-texts`: preference pairs from texts that people wrote themselves, in the manner of LaMP.
+"""`prb past-texts`: preference pairs from texts that people wrote themselves, in the style of LaMP.
 
-A stand-in: preferred is the person's own text; the other one is written by somebody else for the most similar input, or
-by a policy. Who wins is never judged, so that a model may learn "looks as if a person wrote it" from the policy's
-texts; therefore each pair names its source as its subset, and accuracies are reported by it.
+This is a proxy: the person's own text is preferred, and the other text is written by somebody else for the most similar
+input, or by a policy. Nobody judges the pairs, so a model may learn "looks human" from the policy's texts. Therefore
+the subset of each pair names its source, and accuracies are reported by source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHER_USER: Final = "other_user"
 POLICY: Final = "policy"
 
 _PAIRS: Final = (("text", "title"), ("abstract", "title"), ("text", None), ("input", "output"))
-"""Fields of a past pair's input and output: headlines, titles of papers, tweets (an output alone), and any others."""
+"""Input and output fields of a past pair: headlines, titles of papers, tweets (only an output), and others."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class PastTexts:
 
     path: Path  # the file
     counts: dict[str, int]  # pairs by source
-    users: int  # how many there are
-    without: dict[str, int]  # inputs without a pair of a source, and why
+    users: int  # number of users
+    without: dict[str, int]  # inputs without a pair, by source
 
 
 def past_texts(
@@ -42,16 +42,16 @@ def past_texts(
     """Write pairs (the person's own text, another text) with the person's past pairs as profile.
 
     Args:
-      inputs: a file as LaMP's ``*_questions.json``: a list of {id, input, profile}, and ``user_id`` where an id is not
-        that of a user. A past pair of a profile is {text, title}, {abstract, title}, {input, output}, or {text} alone.
-      outputs: a file as LaMP's ``*_outputs.json``: {golds: [{id, output}]}, the person's own texts.
-      out: a ``.jsonl`` file; one with other contents is never replaced.
-      samples: runs of `prb sample` on the file that this function writes without them: their first samples become
-        further pairs, with the source "policy".
+      inputs: File in the format of LaMP's ``*_questions.json``: a list of {id, input, profile}, plus ``user_id`` if the
+        id is not the user's. A past pair of a profile is {text, title}, {abstract, title}, {input, output}, or {text}.
+      outputs: File in the format of LaMP's ``*_outputs.json``: {golds: [{id, output}]}, the person's own texts.
+      out: A ``.jsonl`` file. A file with different contents is never replaced.
+      samples: Runs of `prb sample` on the file that this function writes without them. Their first samples become
+        additional pairs, with the source "policy".
 
     Raises:
-      DataError: a file that is no such file; names the field.
-      RunError: ``out`` has other contents or cannot be written, or a run that is not finished.
+      DataError: a file has the wrong format; names the field.
+      RunError: ``out`` has other contents or cannot be written, or a run is not finished.
     """
     target = Path(out)
     if target.suffix != ".jsonl":
@@ -135,7 +135,7 @@ def _past(pair: Any, where: str, place: int) -> dict[str, str]:
 
 
 def _of_other_users(items: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The text of another user for the most similar input, by BM25; not one that says the same."""
+    """Another user's text for the most similar input by BM25, for each input; never an identical text."""
     posts = [{"text": item["input"]} for item in items]
     orders = bm25(Query(item["id"], item["input"], posts) for item in items)
     texts: dict[str, str] = {}
@@ -148,7 +148,7 @@ def _of_other_users(items: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _of_policy(folder: Path, items: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The first sample of each input that is neither empty nor the person's own text."""
+    """First sample of each input that is neither empty nor the person's own text."""
     outputs = {item["id"]: item["output"].strip() for item in items}
     texts: dict[str, str] = {}
     for (sampled, _), row in read_samples(folder).items():

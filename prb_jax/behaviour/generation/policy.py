@@ -1,4 +1,4 @@
-"""A policy: a language model ready to sample, with its tokenizer and its weights on a mesh; how it is loaded."""
+"""A policy: a language model ready to sample, with its tokenizer and its weights on a mesh; and how to load it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Sample:
     """One continuation of a prompt.
 
     Attributes:
-      text: the tokens as text, without special tokens and without the stop text.
-      prompt_token_ids, token_ids: int32; the token that ended the sample is the last of its ids.
-      logprobs: float32, of each token under the model as it is.
-      sampled_logprobs: float32, of each token under the distribution that it was drawn from (temperature, top-k,
-        top-p, min-p, penalty).
+      text: The tokens as text, without special tokens and without the stop text.
+      prompt_token_ids, token_ids: int32; the last of the token ids is the token that ended the sample.
+      logprobs: float32, log-probability of each token under the unmodified model.
+      sampled_logprobs: float32, log-probability of each token under the distribution it was drawn from (temperature,
+        top-k, top-p, min-p, penalty).
       finish: "stop" (a stop id), "text" (a stop text) or "length".
     """
 
@@ -69,7 +69,7 @@ class Sample:
 
     @property
     def sampled_logprob(self) -> float:
-        """The same under the distribution that it was drawn from."""
+        """The log-probability of the whole continuation under the distribution it was drawn from."""
         return float(self.sampled_logprobs.astype(np.float64).sum())
 
 
@@ -78,17 +78,17 @@ class Policy:
     """A causal language model. Build with :func:`prb_jax.load_policy`.
 
     Attributes:
-      name: the folder or hub id that it was loaded from.
-      program: architecture, dtype and devices: what :mod:`prb_jax.behaviour.generation.steps` needs beside
-        parameters. Its functions are pure.
-      params: weights, a nested dict of arrays sharded over the mesh; layers stacked on axis 0, matrices [in, out].
-      tokenizer: tokenizer and chat template.
-      stop_ids: tokens that end a text, as the model's files say.
-      mesh: devices.
-      dtype: of weights, activations and caches; logits and log-probabilities are float32.
-      quantize: the form in which the layers' matrices are held, if they are quantised.
-      report: of the tensors of the checkpoint.
-      source: revision and file fingerprints.
+      name: Folder or hub id that the policy was loaded from.
+      program: Architecture, dtype and devices: everything except parameters that
+        :mod:`prb_jax.behaviour.generation.steps` needs. Its functions are pure.
+      params: Weights, a nested dict of arrays sharded over the mesh; layers stacked on axis 0, matrices [in, out].
+      tokenizer: Tokenizer and chat template.
+      stop_ids: Tokens that end a text, from the model's files.
+      mesh: Devices.
+      dtype: Type of weights, activations and caches; logits and log-probabilities are float32.
+      quantize: Storage form of the layers' matrices, if they are quantised.
+      report: Report on the checkpoint's tensors.
+      source: Revision and file fingerprints.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """Tokens that the model was made for."""
+        """Maximum number of tokens that the model was made for."""
         return self.config.max_position_embeddings
 
     def sample(
@@ -134,26 +134,26 @@ class Policy:
     ) -> list[list[Sample]]:
         """Return ``n`` samples of every prompt, in the order given.
 
-        A sample depends on the prompt, its number, the number of the sample and the seed; not on the other prompts,
-        on ``rows``, or on the devices (but for ties that rounding decides).
+        A sample depends on the prompt, its number, the number of the sample and the seed. It does not depend on other
+        prompts, on ``rows`` or on the devices (except for ties that rounding decides).
 
         Args:
-          prompts: texts (a user's message each), conversations (lists of {role, content}), comparisons, or token
+          prompts: Texts (a user's message each), conversations (lists of {role, content}), comparisons, or token
             ids; or a single text or comparison.
-          n: samples of each prompt.
-          temperature: divides the logits; 0 is greedy, for one sample a prompt.
-          top_k, top_p, min_p: leave out improbable tokens, in this order; 0, 1 and 0 leave out none.
-          repetition_penalty: makes tokens that occurred before less probable; 1 changes nothing.
-          max_new_tokens: most tokens of a sample.
-          stop: texts that end a sample; they are not part of it.
-          stop_ids: tokens that end a sample, instead of those of the model's files.
-          seed: of the draws.
-          profile_posts: at most this many posts of a comparison's profile are shown.
-          rows: samples that are drawn at a time; chosen from the machine if not given.
-          numbers: of the prompts, each 0 to 2**31 - 1; their positions if not given.
+          n: Samples of each prompt.
+          temperature: Divides the logits; 0 is greedy, for one sample a prompt.
+          top_k, top_p, min_p: Remove improbable tokens, in this order; 0, 1 and 0 remove none.
+          repetition_penalty: Makes tokens that occurred before less probable; 1 changes nothing.
+          max_new_tokens: Maximum tokens of a sample.
+          stop: Texts that end a sample; the sample does not include them.
+          stop_ids: Tokens that end a sample, instead of the ids in the model's files.
+          seed: Seed of the draws.
+          profile_posts: Maximum number of posts to show from a comparison's profile.
+          rows: Number of samples to draw at a time; chosen for the machine by default.
+          numbers: Numbers of the prompts, each 0 to 2**31 - 1; their positions by default.
 
         Raises:
-          DataError: a prompt that is too long or cannot be read, a number out of its range, or no stop at all.
+          DataError: a prompt is too long or cannot be read, a number is out of range, or no stop is defined.
         """
         ids = None if stop_ids is None else tuple(map(int, stop_ids))
         options = from_flat(SampleOptions, {**locals(), "stop": tuple(stop), "stop_ids": ids})
@@ -172,14 +172,14 @@ class Policy:
         ]
 
     def limit(self, options: SampleOptions, max_length: int | None = None) -> int:
-        """Return the most tokens of a prompt, beside which the new tokens fit into the context.
+        """Return the maximum tokens of a prompt that leave room in the context for the new tokens.
 
         Args:
-          options: how samples are drawn.
-          max_length: of prompt and sample together, if it is less than the model's context.
+          options: How samples are drawn.
+          max_length: Limit on prompt and sample together, if below the model's context.
 
         Raises:
-          DataError: more than the context, or no room for a prompt.
+          DataError: ``max_length`` exceeds the context, or leaves no room for a prompt.
         """
         length = self.context if max_length is None else max_length
         if length > self.context:
@@ -202,7 +202,7 @@ class Policy:
         """Return the stop ids in use.
 
         Raises:
-          DataError: an id that the vocabulary has not, or nothing that could end a sample.
+          DataError: an id is outside the vocabulary, or nothing could end a sample.
         """
         ids = self.stop_ids if options.stop_ids is None else options.stop_ids
         if bad := [number for number in ids if not 0 <= number < self.config.vocab_size]:
@@ -229,7 +229,7 @@ class Policy:
             yield from draw(programs, self.params, self.task(prompts, options, numbers=numbers), skip=skip)
 
     def task(self, prompts: Sequence[Prompt], options: SampleOptions, **more: Any) -> Task:
-        """Return what :meth:`draw` draws, with more fields of the task."""
+        """Return the task that :meth:`draw` draws; ``more`` sets further fields of the task."""
         ids = [prompt.ids for prompt in prompts]
         return Task(
             prompts=ids, options=options, stop_ids=self.stops(options), cut=self._cut(options.stop), **more
@@ -248,7 +248,7 @@ class Policy:
         return Sample(text, prompt.ids, drawn.tokens, drawn.logprobs, drawn.sampled_logprobs, drawn.finish)
 
     def decode(self, ids: np.ndarray, *, special_tokens: bool = False) -> str:
-        """Return token ids as text, without special tokens if they are not asked for."""
+        """Return token ids as text, by default without special tokens."""
         return self.tokenizer.tokenizer.decode(
             ids.tolist(), skip_special_tokens=not special_tokens, clean_up_tokenization_spaces=False
         )
@@ -267,7 +267,7 @@ class Policy:
         return cut
 
     def identity(self) -> dict[str, Any]:
-        """Return everything about the policy that decides its samples, JSON-ready."""
+        """Return everything about the policy that determines its samples, JSON-ready."""
         return {
             "name": self.name,
             **self.source,
@@ -293,12 +293,12 @@ def load_policy(
     """Load a causal language model from a Hugging Face folder or hub id, to sample texts from it.
 
     Args:
-      model: folder with ``config.json`` of a ``*ForCausalLM``, safetensors and tokenizer files; or a hub id.
-      mesh: as of :func:`prb_jax.load`; None splits heads and widths over all devices, as far as they divide the model.
-      dtype, revision, base, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
+      model: Folder with ``config.json`` of a ``*ForCausalLM``, safetensors and tokenizer files; or a hub id.
+      mesh: Same as for :func:`prb_jax.load`; None splits heads and widths over as many devices as divide the model.
+      dtype, revision, base, chat_template, tokenizer, quantize, attention: Same as for :func:`prb_jax.load`.
 
     Raises:
-      CheckpointError: it is no causal language model, or cannot be used as it is; the message names file, tensor or
+      CheckpointError: the model is not a causal language model, or is not usable as it is; names the file, tensor or
         field.
       MeshError: the mesh does not fit the devices or the model.
     """
@@ -306,7 +306,7 @@ def load_policy(
 
 
 def open_policy(model: str | Path | Policy, options: LoadOptions) -> Policy:
-    """Return the policy, loaded if it is given by name; errors as of :func:`load_policy`."""
+    """Return the policy, loaded if given by name; raises the errors of :func:`load_policy`."""
     if isinstance(model, Policy):
         return model
     opened = open_language_model(model, options)
@@ -324,14 +324,14 @@ def bare_policy(opened: OpenedModel, *, mesh: Mesh, draws_on: Mesh, lora_scale: 
     """Return the policy of an opened language model, without weights.
 
     Args:
-      opened: the model.
-      mesh: of its weights.
-      draws_on: mesh of the program.
-      lora_scale: of the adapters among its weights.
+      opened: The model.
+      mesh: Mesh of its weights.
+      draws_on: Mesh of the program.
+      lora_scale: Scale of the adapters among its weights.
 
     Raises:
-      CheckpointError: its stop tokens cannot be read, or these devices have no such attention.
-      MeshError: the mesh does not divide its heads.
+      CheckpointError: the stop tokens cannot be read, or these devices do not support the chosen attention.
+      MeshError: the mesh does not divide the heads.
     """
     config, chat = opened.decoder.config, opened.chat()
     check_heads(mesh, heads=config.head_counts)
@@ -354,10 +354,10 @@ def bare_policy(opened: OpenedModel, *, mesh: Mesh, draws_on: Mesh, lora_scale: 
 
 
 def read_stop_ids(folder: Path, tokenizer: ChatTokenizer, *, raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that end a text: of ``generation_config.json``, else ``config.json``, else the tokenizer's.
+    """Return the tokens that end a text: from ``generation_config.json``, else ``config.json``, else the tokenizer.
 
     Raises:
-      CheckpointError: the file cannot be read, or the field is no id and no list of ids.
+      CheckpointError: the file cannot be read, or the field is neither an id nor a list of ids.
     """
     path = folder / "generation_config.json"
     generation = read_object(path, error=CheckpointError) if path.exists() else {}

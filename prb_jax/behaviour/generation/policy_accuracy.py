@@ -1,6 +1,6 @@
 """`prb policy-accuracy`: does a policy, guided by a reward, give the preferred response the higher score?
 
-``run.json`` holds what decides the result, ``rows.jsonl`` the scores of each reward model and comparison,
+``run.json`` holds everything that determines the result, ``rows.jsonl`` the scores of each reward model and comparison,
 ``summary.json`` the figures, ``behaviour.json`` the headline score for `prb correlate`.
 """
 
@@ -66,13 +66,13 @@ ROWS = RowKind("rows.jsonl", "policy accuracy", key=itemgetter("scorer", "contro
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS, sealed=(BEHAVIOUR,))
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 TOGETHER = 16
-"""Comparisons that are read together."""
+"""Comparisons to read together."""
 
 _SWAP: Final = "swap"
 
 
 class PolicyAccuracy(RunResult):
-    """The result of `policy_accuracy`: `out`, the run folder, and `summary`, what `summary.json` holds."""
+    """The result of `policy_accuracy`: `out`, the run folder, and `summary`, the contents of `summary.json`."""
 
 
 def policy_accuracy(
@@ -95,29 +95,29 @@ def policy_accuracy(
     loading: LoadOptions | None = None,
     progress: bool = True,
 ) -> PolicyAccuracy:
-    """Score given responses under a policy that is guided by each reward model, and write how often it is right.
+    """Score given responses under a policy that each reward model guides, and write how often the policy is right.
 
-    A run that was killed is continued by the same call. Several processes score together, and process 0 writes. Every
-    score of :mod:`prb_jax.metrics.policy_scores` is computed, and every control. A reward model without rewards of
-    single tokens (an encoder, a head that reads several tokens, another tokenizer, a baseline) has ``seq_score`` alone.
+    The same call resumes a killed run. Several processes score together, and process 0 writes. Every score of
+    :mod:`prb_jax.metrics.policy_scores` and every control is computed. Some reward models give no rewards of single
+    tokens: encoders, heads that read several tokens, other tokenizers, baselines. These have only ``seq_score``.
 
     Args:
-      policy: a policy, or what :func:`prb_jax.load_policy` takes.
-      rewards: models or baselines, as `prb evaluate` takes them.
-      data: what :func:`prb_jax.evaluate` takes.
-      out: the run folder.
-      strengths: lambdas; 0 is added if it is not there.
-      candidates: most likely tokens of each step whose rewards are computed; 0 leaves out ``seq_logprob``.
-      score: the headline, which `prb correlate` sees; ``seq_score`` for models that have not got it.
-      validation: share of the users on whom lambda is chosen.
-      profile_posts: that the policy sees; a reward model sees as many as in its training.
-      max_length: of the policy's prompt and response; its context if not given.
-      subset, limit: as of :func:`prb_jax.evaluate`.
-      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
-      seed: of the split of users, and of the other users of the control.
-      policy_loading, loading: how the policy and the reward models are opened; with `reference` or `reference_free` of
-        `loading` each reward is a policy's implicit reward, which has ``seq_score`` alone.
-      progress: shows progress on standard error.
+      policy: Policy, or any model that :func:`prb_jax.load_policy` accepts.
+      rewards: Models or baselines, as for `prb evaluate`.
+      data: Data, as for :func:`prb_jax.evaluate`.
+      out: Run folder.
+      strengths: Values of lambda; 0 is added if missing.
+      candidates: Number of most likely tokens at each step to compute rewards for; 0 skips ``seq_logprob``.
+      score: Headline score, which `prb correlate` reads; ``seq_score`` for models without this score.
+      validation: Share of the users on whom lambda is chosen.
+      profile_posts: Number of posts that the policy sees; a reward model sees as many as in its training.
+      max_length: Maximum tokens of the policy's prompt and response; by default its context.
+      subset, limit: Same as for :func:`prb_jax.evaluate`.
+      history: Labelled comparisons from which fitted personalisation methods among the models learn the users.
+      seed: Seed for the split of users, and for the other users of the control.
+      policy_loading, loading: Options to open the policy and the reward models. With `reference` or `reference_free` in
+        `loading`, each reward is a policy's implicit reward, which has only ``seq_score``.
+      progress: Show progress on standard error.
 
     Raises:
       PrbError: models, data, choices or folder cannot be used.
@@ -253,7 +253,7 @@ def _checked(strengths: Sequence[float], *, candidates: int, score: str, validat
 
 
 def _swapped(comparisons: Sequence[Comparison], *, seed: int) -> tuple[list[Comparison] | None, str | None]:
-    """The comparisons with another user's profile, or the reason why they cannot be made."""
+    """Return the comparisons with another user's profile, or the reason why this is impossible."""
     if not any(comparison.profile or comparison.user_id for comparison in comparisons):
         return None, "the data name no users and have no profiles"
     try:
@@ -290,7 +290,7 @@ def _accuracy(rows: Sequence[Judged], scores: Callable[[Judged], Any]) -> dict[s
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Scores comparisons; the policy's side of each is read when it is first asked for, and then kept in ``known``."""
+    """Scores comparisons. The policy's side of each comparison is read on first use, then cached in ``known``."""
 
     policy: Policy
     comparisons: Sequence[Comparison]
@@ -303,10 +303,10 @@ class _Scoring:
     def missing_rows(
         self, file: RowFile, name: str, control: str, scorer: Any, shown: Sequence[Comparison]
     ) -> Iterator[list[Row]]:
-        """Yield the rows of a reward model that are missing, some at a time; it is ``shown`` these comparisons."""
+        """Yield the missing rows of a reward model in parts; ``shown`` are the comparisons that it reads."""
         by_token = why_not_token_level(scorer, self.policy) is None
         for start in range(0, len(shown), TOGETHER):
-            # parts of the input, whatever is there already: a row does not depend on an interruption
+            # fixed parts of the input, whatever exists already: rows must not depend on an interruption
             part = range(start, min(start + TOGETHER, len(shown)))
             members = [shown[index] for index in part]
             if all((name, control, one.id) in file.rows for one in members):

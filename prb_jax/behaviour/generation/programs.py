@@ -1,4 +1,4 @@
-"""The compiled programs of a policy for one shape of rows, and the task that they draw."""
+"""The compiled programs of a policy for one shape of rows, and the task they run."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from prb_jax.trees.in_order import length_step
 from prb_jax.trees.stream_tables import round_up
 
 TREES_OF_A_UNIT = 8
-"""How often the trees of a batch change in a unit: many, so that few rows wait at its end."""
+"""How often the trees of a batch are refilled within a unit: often, so few rows idle at its end."""
 
 ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
-"""Rows for each device that has a part of the rows or of their heads, where it is not said."""
+"""Default rows for each device that holds a part of the rows or of their heads."""
 
 
 def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
     """Return the mesh on which texts are drawn, over the same devices in the same order.
 
-    Parameters that are split over ``fsdp`` or ``sequence`` would be gathered whole on every device before the loop
-    over tokens. These devices split heads and widths instead (``tensor``), as many of them as divide the model; where
-    not all do, the rest have copies (``data``). A model whose heads cannot be split keeps its mesh.
+    Parameters split over ``fsdp`` or ``sequence`` would be gathered whole on every device before the loop over tokens.
+    Here as many devices as divide the model split heads and widths instead (``tensor``); the remaining factor holds
+    copies (``data``). A model whose heads cannot be split keeps its mesh.
     """
     shape = mesh_shape(mesh)
     if shape.fsdp * shape.sequence == 1:
@@ -78,14 +78,14 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
 
 
 def placing_program(program: Program, params: Any) -> Any:
-    """Return the jitted function that puts parameters where the program draws, matrices in its dtype.
+    """Return the jitted function that moves parameters to the program's sharding, with matrices in its dtype.
 
-    ``params`` are arrays or shapes that are split in another way over the same devices in the same order.
+    ``params`` are arrays or shapes with a different sharding over the same devices in the same order.
     """
     mesh, split = program.mesh, jax.tree.leaves(params)[0].sharding.mesh
     sizes = (split.shape["data"], mesh.shape["data"] // split.shape["data"], 1, mesh.shape["tensor"])
-    # First the split goes over from one axis of each matrix to the other, within the devices that share a copy then
-    # (an all-to-all), and only then are the parts of a copy gathered: in one step XLA would gather whole matrices.
+    # Two steps: first an all-to-all moves the split to the other axis of each matrix, within devices that share a copy;
+    # then the parts of a copy are gathered. In a single step XLA would gather whole matrices.
     halfway = parameter_shardings(
         params,
         Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types),
@@ -111,14 +111,14 @@ def placing_program(program: Program, params: Any) -> Any:
 def make_program(
     config: DecoderConfig, *, mesh: Mesh, dtype: jnp.dtype, attention: str = "auto", lora_scale: float = 1.0
 ) -> Program:
-    """Return the static settings of a model that is run token by token; see :class:`Program`.
+    """Return the static settings of a model that runs token by token; see :class:`Program`.
 
     ``attention`` is one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
-      CheckpointError: there is no such attention.
+      CheckpointError: the attention does not exist.
     """
-    choose_attention(mesh, dtype, attention, config=config)  # refuses, and warns, before anything is read
+    choose_attention(mesh, dtype, attention, config=config)  # raises or warns before any weights are read
     copies = mesh.devices.flat[0].platform == "cpu"
     return Program(
         config=config,
@@ -137,33 +137,33 @@ class Shape:
     # trees, samples: B and S: rows are B * S
     trees: int
     samples: int
-    prompt_columns: int  # P, for all tokens of a prompt but the last
+    prompt_columns: int  # P, for all tokens of a prompt except the last
     columns: int  # M, tokens of a sample
-    parts: int = 1  # into how many the mesh splits the trees
+    parts: int = 1  # number of parts into which the mesh splits the trees
 
     @property
     def unit(self) -> int:
-        """How many prompts are drawn for together: see :mod:`prb_jax.behaviour.generation.schedule`."""
+        """Number of prompts in a unit; see :mod:`prb_jax.behaviour.generation.schedule`."""
         return self.trees * TREES_OF_A_UNIT
 
 
 def prompt_columns(length: int) -> int:
-    """Return the columns for a prompt of ``length`` tokens, its last one apart: four sizes in each doubling."""
+    """Return the columns for a prompt of ``length`` tokens without its last one: four sizes in each doubling."""
     return length_step(max(length - 1, 16), 16)
 
 
 def choose_shape(
     program: Program, options: SampleOptions, *, longest: int, prompts: int, rows: int | None = None
 ) -> Shape:
-    """Return the sizes for so many prompts of at most ``longest`` tokens.
+    """Return the sizes for this number of prompts of at most ``longest`` tokens.
 
-    B * S is about ``rows``; it is chosen from the machine if not given.
+    B * S is about ``rows``, by default chosen for the machine.
     """
     mesh = program.mesh
     platform, parts = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     # A device with fewer heads of a row has room for more rows.
     by_machine = parts * mesh.shape["tensor"] * ROWS.get(platform, 16)
-    wanted = max(1, (rows or by_machine) // parts)  # of each part
+    wanted = max(1, (rows or by_machine) // parts)  # in each part
     together = min(options.n, wanted)
     return Shape(
         trees=parts * min(max(1, wanted // together), -(-prompts // parts)),
@@ -175,32 +175,32 @@ def choose_shape(
 
 
 Cut = Callable[[np.ndarray], int | None]
-"""Takes the tokens of a sample so far; says how many of them are kept where a text in them ends it, else None."""
+"""Maps the tokens of a sample so far to how many to keep if a stop text occurs in them, else None."""
 
 
 @dataclass(frozen=True, eq=False)
 class GuidedTask:
-    """What a guiding reward model reads beside the policy."""
+    """Inputs of a guiding reward model."""
 
-    params: Params  # of the reward model
-    weight: float  # w, of the rewards
-    prompts: Sequence[np.ndarray]  # token ids of each prompt, as the reward model is shown it
-    stream: int | None = None  # as of :class:`Task`
+    params: Params  # parameters of the reward model
+    weight: float  # w, weight of the rewards
+    prompts: Sequence[np.ndarray]  # token ids of each prompt as the reward model reads it
+    stream: int | None = None  # same as in :class:`Task`
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Task:
-    """All that decides the samples of some prompts."""
+    """Everything that determines the samples of some prompts."""
 
     prompts: Sequence[np.ndarray]  # token ids of each prompt, at least one
     options: SampleOptions  # how samples are drawn
     stop_ids: tuple[int, ...]  # tokens after which a sample ends
-    cut: Cut | None = None  # ends samples by their text; None where no text does
-    numbers: Sequence[int] | None = None  # of the prompts, for the random keys; their positions if not given
-    guided: GuidedTask | None = None  # by a reward model, if one guides the tokens
-    # tokens of the streams in which prompts are read; chosen for these prompts if not given
+    cut: Cut | None = None  # ends samples at a stop text; None without stop texts
+    numbers: Sequence[int] | None = None  # prompt numbers for random keys; default: positions
+    guided: GuidedTask | None = None  # reward model inputs, if a reward model guides the tokens
+    # tokens of the streams that read prompts; by default chosen for these prompts
     stream: int | None = None
 
     __repr__ = short_repr
@@ -234,7 +234,7 @@ class Programs:
         self.end = jax.jit(steps.ended, donate_argnums=(0,), out_shardings=of_rows)
 
     def empty(self, task: Task) -> tuple[Prompts, Rows]:
-        """Return prompts and rows without a token."""
+        """Return empty prompts and rows."""
         prompts, rows = self._make()
         if task.guided is None or self._of_reward is None:
             return prompts, rows
@@ -242,7 +242,7 @@ class Programs:
         return replace(prompts, reward=before), replace(rows, reward=behind)
 
     def planned(self, task: Task) -> Task:
-        """Return the task with the lengths of the streams in which its prompts are read, where they are not given."""
+        """Return the task with the token counts of the streams that read its prompts, if not given."""
         shape, guided = self.shape, task.guided
         if task.stream is None:
             cached = [ids[:-1] for ids in task.prompts]
@@ -254,7 +254,7 @@ class Programs:
         return replace(task, guided=guided)
 
     def reader(self, params: Params, task: Task, unit: Iterable[int]) -> Reader:
-        """Return what reads the prompts of a task with these numbers."""
+        """Return the reader for these prompts of a task, given by number."""
         task, numbers = self.planned(task), list(unit)
         keys, guided = task.numbers or range(len(task.prompts)), task.guided
 
@@ -302,7 +302,7 @@ class Programs:
 
 
 make_programs = functools.lru_cache(maxsize=16)(Programs)
-"""Gives the compiled programs of a program, a shape and a guidance: the same ones for equal arguments."""
+"""Return the compiled programs for a program, a shape and a guidance; cached, so equal arguments share them."""
 
 
 class CachePrograms:
@@ -323,18 +323,18 @@ class CachePrograms:
         self._put = jax.jit(put_prefixes, donate_argnums=(0,), out_shardings=of_prompts.cache)
 
     def empty(self, longest: int) -> tuple[PrefixCache, SuffixCache]:
-        """Return caches without a token, with room for prompts of so many tokens."""
+        """Return empty caches, with room for prompts of ``longest`` tokens."""
         return self._make(self._columns(longest))
 
     def length(self, prompts: Sequence[np.ndarray], *, longest: int) -> int:
-        """Return the tokens of the streams in which such prompts are read, of which one has so many at most."""
+        """Return the token count of the streams for these prompts, of at most ``longest`` tokens each."""
         columns = self._columns(longest)
         return prompt_length(self._reward, prompts, together=self._shape.unit, columns=columns)
 
     def reader(
         self, params: Params, prompts: Mapping[int, np.ndarray], *, longest: int, tokens: int
     ) -> PromptReader[PrefixCache]:
-        """Return what reads prompts for caches of :meth:`empty`, in streams of so many tokens."""
+        """Return the reader of prompts for caches of :meth:`empty`, with streams of ``tokens`` tokens."""
 
         def put(held: PrefixCache, streams: StreamCache, moves: Moves, moved: np.ndarray) -> PrefixCache:
             with compiling(self._put, np.shape(moves.places), streams.keys.shape):
@@ -348,17 +348,17 @@ class CachePrograms:
 
 
 make_cache_programs = functools.lru_cache(maxsize=16)(CachePrograms)
-"""Gives the compiled programs of a reward model for a shape: the same ones for equal arguments."""
+"""Return the compiled programs of a reward model for a shape; cached, so equal arguments share them."""
 
 
 def run_program(program: Program, guidance: Guidance | None = None) -> Any:
-    """Return the jitted :func:`prb_jax.behaviour.generation.steps.run_steps` of a policy, whose rows are donated."""
+    """Return the jitted :func:`prb_jax.behaviour.generation.steps.run_steps` of a policy; it donates the rows."""
     run = functools.partial(steps.run_steps, program, guidance=guidance)
     return jax.jit(run, donate_argnums=(2,), out_shardings=program_shardings(program, guidance)[1])
 
 
 def program_shardings(program: Program, guidance: Guidance | None = None) -> tuple[Any, Any]:
-    """Return how prompts and rows are dealt over the mesh."""
+    """Return the shardings of prompts and rows over the mesh."""
     batch: Any = NamedSharding(program.mesh, partition_spec(("batch",)))
 
     def caches(of: Program) -> tuple[PrefixCache, SuffixCache]:

@@ -17,14 +17,14 @@ from prb_jax.text.visible import OrderClaim, TextProtocol, visible
 Fitting = TypeVar("Fitting")
 
 TOGETHER = 64
-"""Prompts that are tokenised in one call."""
+"""Prompts to tokenise in one call."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A text in token ids that a policy continues."""
+    """A tokenised text for a policy to continue."""
 
-    name: str  # for messages: the id of the comparison, or the position
+    name: str  # for messages: id of the comparison, or position
     ids: np.ndarray  # int32 [p], at least one
     posts_dropped: int = 0  # posts of the profile that did not fit
 
@@ -39,19 +39,19 @@ def comparison_prompts(
     limit: int,
     order_claim: OrderClaim = OrderClaim.RECORDED,
 ) -> list[Prompt]:
-    """Return the prompts of comparisons: their questions, behind the first posts of the profiles.
+    """Return the prompts of comparisons: the first posts of the profile, then the question.
 
-    What does not fit is taken away as whole posts from the end of the profile, and counted.
+    If a prompt is too long, whole posts are dropped from the end of the profile, and counted.
 
     Args:
-      comparisons: to be read; their responses are not looked at.
-      chat: tokenizer and chat template.
-      profile_posts: at most this many posts are shown.
-      limit: most tokens of a prompt.
-      order_claim: what the prompt says of the order of the posts.
+      comparisons: Comparisons to read; responses are ignored.
+      chat: Tokenizer and chat template.
+      profile_posts: Maximum number of posts to show.
+      limit: Maximum tokens of a prompt.
+      order_claim: Statement of the prompt about the order of the posts.
 
     Raises:
-      DataError: a prompt that is too long without any post, or that the template refuses; names the comparison.
+      DataError: a prompt is too long even without posts, or the template rejects it; names the comparison.
     """
 
     def encode(part: Sequence[Comparison], posts: int) -> list[np.ndarray]:
@@ -88,16 +88,16 @@ def comparison_prompts(
 def fit_posts(
     comparison: Comparison, profile_posts: int, read: Callable[[int], Fitting]
 ) -> tuple[Fitting, int]:
-    """Return what ``read`` gives for as many posts of a profile as fit, and how many do not fit.
+    """Return the result of ``read`` for as many posts of a profile as fit, and the number of dropped posts.
 
     Args:
-      comparison: of the profile.
-      profile_posts: at most so many are shown.
-      read: gives the text with the first posts; raises IdsTooLongError where it does not fit.
+      comparison: Comparison with the profile.
+      profile_posts: Maximum number of posts to show.
+      read: Builds the text with a number of first posts; raises IdsTooLongError if it does not fit.
 
     Raises:
-      IdsTooLongError: it does not fit without any post.
-      DataError: the chat template refuses the text; names the comparison.
+      IdsTooLongError: the text does not fit even without posts.
+      DataError: the chat template rejects the text; names the comparison.
     """
     most = min(len(comparison.profile), profile_posts)
     try:
@@ -121,15 +121,15 @@ def fit_posts(
 def given_prompts(
     data: Sequence[Any], chat: ChatTokenizer, *, profile_posts: int, limit: int, vocab_size: int
 ) -> list[Prompt]:
-    """Return the prompts of a Python caller.
+    """Return the prompts that a Python caller gave.
 
     Args:
-      data: comparisons; texts (a user's message each); conversations, lists of {role, content}; or token ids.
-      chat, profile_posts, limit: as of :func:`comparison_prompts`.
-      vocab_size: ids are below it.
+      data: Comparisons; texts (a user's message each); conversations, lists of {role, content}; or token ids.
+      chat, profile_posts, limit: Same as for :func:`comparison_prompts`.
+      vocab_size: Exclusive upper bound of the ids.
 
     Raises:
-      DataError: anything else, or a prompt that is too long; names the position.
+      DataError: an item has another type, or a prompt is too long; names the position.
     """
     prompts: list[Prompt] = []
     for position, item in enumerate(data):

@@ -1,11 +1,11 @@
-"""Prompts are read before they are sampled from: packed into streams, ahead of the trees that they go to.
+"""Read prompts before sampling: pack them into streams, ahead of the trees that will sample from them.
 
-A stream takes as many of the waiting prompts as fit it, and the beginning that several of them share, as the profile of
-a person, is computed once. Its keys and values stay on the devices. When a tree is free, the cache of its next prompt
-is gathered from them; the next stream is read when a prompt is needed that this one does not hold. So streams are full,
-whatever the lengths of prompts, and one program reads all of them.
+A stream contains as many of the waiting prompts as fit. A shared beginning, e.g. the profile of a person, is computed
+once. The keys and values stay on the devices. When a tree becomes free, the cache of its next prompt is gathered from
+them. The next stream is read when a prompt is needed that the current stream does not hold. Streams are therefore full
+for any prompt lengths, and one program reads all of them.
 
-On a mesh each part of the batch has a stream of its own, which fills its own trees: nothing goes from part to part.
+On a mesh each part of the batch has a separate stream, which fills only trees of this part: nothing moves across parts.
 
 Letters: B trees in S parts, S streams of N tokens that are read together, P columns of a cache, F prompts of a stream.
 """
@@ -36,20 +36,20 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 READ_TOKENS = {"cpu": 8_192, "gpu": 16_384, "tpu": 16_384}
-"""Most tokens of a stream of prompts, where the longest prompt fits the half of it."""
+"""Maximum tokens of a stream of prompts, if the longest prompt fits into half of it."""
 
-_LOOKED_AT = 256  # prompts, about, that decide how long streams are
+_LOOKED_AT = 256  # approximate number of prompts that determine the stream length
 
 Held = TypeVar("Held")
 
 
 def model_streams(program: Program, *, longest: int, response: int = 1) -> StreamOptions:
-    """Return how streams are shaped for a model that is run token by token.
+    """Return the stream options of a model that runs token by token.
 
     Args:
-      program: of the model.
-      longest: most tokens of a conversation.
-      response: most tokens of a response.
+      program: Static settings of the model.
+      longest: Maximum tokens of a conversation.
+      response: Maximum tokens of a response.
     """
     config, mesh = program.config, program.mesh
     attention = choose_attention(mesh, program.dtype, program.attention, config=config)
@@ -58,9 +58,9 @@ def model_streams(program: Program, *, longest: int, response: int = 1) -> Strea
 
 
 def place_streams(batch: StreamBatch, mesh: Mesh, *, prompts: int = 0) -> StreamBatch:
-    """Return a batch of the host on the devices, without read places: streams of one length have one program.
+    """Return a host batch on the devices, without read places: all streams of one length then share one program.
 
-    Recurrent layers keep the states at the ends of ``prompts`` conversations of each stream, or a few more.
+    Recurrent layers keep the states at the ends of at least ``prompts`` conversations of each stream.
     """
     none = np.zeros((len(batch.tokens), 0), np.int32)
     kept = 0 if batch.chunks is None or not prompts else 1 << (prompts - 1).bit_length()
@@ -69,13 +69,13 @@ def place_streams(batch: StreamBatch, mesh: Mesh, *, prompts: int = 0) -> Stream
 
 
 def prompt_length(program: Program, prompts: Sequence[np.ndarray], *, together: int, columns: int) -> int:
-    """Return the tokens of the streams in which prompts are read.
+    """Return the token count of the streams that read prompts.
 
     Args:
-      program: of the model that reads them.
-      prompts: token ids of each, as far as they are cached.
-      together: how many of them, side by side, are in the streams of one unit.
-      columns: P, which none exceeds.
+      program: Static settings of the model that reads them.
+      prompts: Token ids to cache for each prompt.
+      together: Number of consecutive prompts that share the streams of a unit.
+      columns: P, maximum length of a prompt.
     """
     starts = range(0, min(len(prompts), _LOOKED_AT), together)
     options = model_streams(program, longest=columns)
@@ -89,24 +89,24 @@ class _Found:
     """A prompt in the streams that were read last."""
 
     stream: int
-    end: int  # its number among the prompts that end in the stream
-    places: np.ndarray  # int64, of its tokens
+    end: int  # index among the prompts that end in the stream
+    places: np.ndarray  # int64, positions of its tokens
 
     __repr__ = short_repr
 
 
 class PromptPacker:
-    """Packs the prompts of one unit into streams, and knows where they stand there.
+    """Packs the prompts of one unit into streams, and records their positions.
 
     Args:
-      program: of the model that reads them.
-      prompts: token ids by number, as far as they are cached: all that will be asked for.
-      tokens: N, which no prompt exceeds.
+      program: Static settings of the model that reads them.
+      prompts: Token ids to cache, by number; must contain every prompt that will be requested.
+      tokens: N, maximum length of a prompt.
       columns: P.
       trees: B.
 
     Attributes:
-      order: the numbers of all prompts, stream by stream, so that those are neighbours that begin alike.
+      order: Numbers of all prompts, stream by stream; prompts with a common beginning are neighbours.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class PromptPacker:
         self._found: dict[int, _Found] = {}
 
     def pack(self, trees: Mapping[int, int], ahead: Sequence[Sequence[int]] = ()) -> StreamBatch:
-        """Return a stream for each part, with as many of the prompts as fit it; it is these that are held now.
+        """Return a stream for each part, with as many of the prompts as fit; replaces the streams held before.
 
         Args:
-          trees: the number of the prompt of each tree that needs one: these come first.
-          ahead: the numbers of the prompts that each part is given next.
+          trees: Maps each tree that needs a prompt to the prompt's number; these prompts come first.
+          ahead: Numbers of the prompts that each part needs next.
         """
         wanted: list[list[int]] = [[] for _ in range(self._options.streams)]
         for tree in sorted(trees, key=lambda tree: self._turn[trees[tree]]):
@@ -147,7 +147,7 @@ class PromptPacker:
         for row, stream in enumerate(streams):
             number = 0
             for member in stream.members:
-                # What its last token sees is the prompt.
+                # Exactly the prompt's tokens are visible to its last token.
                 end = ends[row, number] if self._trees[member].responses else -1
                 places = np.flatnonzero(until[row, : end + 1] > end)
                 self._found[self._numbers[member]] = _Found(row, number, places)
@@ -156,7 +156,7 @@ class PromptPacker:
         return place_streams(batch, self._mesh, prompts=most)
 
     def ready(self, trees: Mapping[int, int]) -> dict[int, int]:
-        """Return of each part the first of these trees whose prompt its stream holds, with the prompt's number."""
+        """Return, for each part, the first of these trees whose prompt is in the stream, and the prompt's number."""
         ready: dict[int, tuple[int, int]] = {}
         for tree, number in trees.items():
             part = tree // self._in_a_part
@@ -165,7 +165,7 @@ class PromptPacker:
         return dict(ready.values())
 
     def moves(self, trees: Mapping[int, int]) -> tuple[Moves, np.ndarray]:
-        """Return the moves of held prompts to these trees, and the prompts' numbers [S, F]; -1 for none."""
+        """Return the moves of held prompts to these trees, and the prompts' numbers [S, F]; -1 for empty slots."""
         parts: list[list[tuple[int, int]]] = [[] for _ in range(self._options.streams)]
         for tree, number in trees.items():
             part, within = divmod(tree, self._in_a_part)
@@ -184,12 +184,12 @@ class PromptPacker:
 
 
 class PromptReader(Generic[Held]):
-    """Reads the prompts of one unit for trees that are free.
+    """Reads the prompts of one unit for free trees.
 
     Args:
-      program, params: of the model that reads them.
-      packer: of the prompts.
-      put: (held, keys and values, moves, numbers [S, F]) -> held, with these prompts in the place of others.
+      program, params: Static settings and weights of the model that reads them.
+      packer: Packer of the prompts.
+      put: (held, keys and values, moves, numbers [S, F]) -> held, with these prompts replacing others.
     """
 
     def __init__(
@@ -204,35 +204,35 @@ class PromptReader(Generic[Held]):
         self._streams: StreamCache | None = None
 
     def fill(self, held: Held, trees: Mapping[int, int], ahead: Sequence[Sequence[int]] = ()) -> Held:
-        """Return the caches with these prompts in the place of others.
+        """Return the caches, with these prompts replacing others.
 
         Args:
-          held: the caches of all trees.
-          trees, ahead: as of :meth:`PromptPacker.pack`.
+          held: Caches of all trees.
+          trees, ahead: Same as for :meth:`PromptPacker.pack`.
         """
         left = dict(trees)
         while left:
             if not (now := self.packer.ready(left)):
-                batch, self._streams = self.packer.pack(left, ahead), None  # there need not be room for both
+                batch, self._streams = self.packer.pack(left, ahead), None  # frees memory: both may not fit
                 with compiling(self._read, *(x.shape for x in jax.tree.leaves(batch))):
                     self._streams = self._read(self._params, batch)
                 if not (now := self.packer.ready(left)):
                     raise ValueError(f"the prompts {list(left.values())} fit no stream")
             assert self._streams is not None
-            # One tree of each part at a time: a program that fills several at a time would move all of them each time.
+            # One tree of each part at a time: a program for several would move the maximum number on every call.
             held = self._put(held, self._streams, *self.packer.moves(now))
             left = {tree: number for tree, number in left.items() if tree not in now}
         return held
 
 
 def _tree(ids: np.ndarray) -> Tree:
-    """A prompt as a tree: its last token is the only response; one without a token has none."""
+    """A prompt as a tree whose only response is its last token; an empty prompt has no response."""
     return Tree(ids[:-1], (ids[-1:],), (0,)) if len(ids) else Tree(ids, (), ())
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the prompts of one unit for a policy, and for the reward model that guides it."""
+    """Reads the prompts of one unit for a policy, and for a guiding reward model if any."""
 
     policy: PromptReader[Prompts]
     reward: PromptReader[PrefixCache] | None = None
@@ -240,7 +240,7 @@ class Reader:
     __repr__ = short_repr
 
     def fill(self, held: Prompts, trees: Mapping[int, int], ahead: Sequence[Sequence[int]] = ()) -> Prompts:
-        """Return the prompts with new ones in the place of others; see :meth:`PromptReader.fill`."""
+        """Return the prompts with new ones replacing others; see :meth:`PromptReader.fill`."""
         held = self.policy.fill(held, trees, ahead)
         if self.reward is None or held.reward is None:
             return held
@@ -249,7 +249,7 @@ class Reader:
 
 @functools.lru_cache(maxsize=16)
 def reading_program(program: Program) -> Any:
-    """Return the jitted :func:`prb_jax.models.cache.read_stream` of a model: the same one for equal programs."""
+    """Return the jitted :func:`prb_jax.models.cache.read_stream` of a model; equal programs share one function."""
     split: Any = NamedSharding(program.mesh, partition_spec((None, "batch", "tokens", "heads")))
     states: Any = None
     if program.config.recurrence is not None:
@@ -260,12 +260,12 @@ def reading_program(program: Program) -> Any:
 def new_prompts(
     moves: Moves, numbers: np.ndarray, prompts: Sequence[np.ndarray], keys: Sequence[int]
 ) -> NewPrompts:
-    """Return prompts of a policy, of whose tokens all but the last one are moved.
+    """Return prompts of a policy; the caches of all tokens except the last come from the moves.
 
     Args:
-      moves, numbers: of :meth:`PromptReader.moves`.
-      prompts: token ids by number.
-      keys: the number of each for the random keys.
+      moves, numbers: Results of :meth:`PromptPacker.moves`.
+      prompts: Token ids by number.
+      keys: Number of each prompt for the random keys.
     """
     tokens = np.zeros((*numbers.shape, np.shape(moves.places)[2] + 1), np.int32)
     of_keys = np.zeros(numbers.shape, np.int32)
@@ -278,13 +278,13 @@ def new_prompts(
 
 
 def lay_out_prompts(program: Program, prompts: Sequence[np.ndarray]) -> tuple[StreamBatch, NewPrompts]:
-    """Return prompts for a compiled program of the caller's own: in one stream of each part, and their way to trees.
+    """Return prompts for a caller's own compiled program: one stream for each part, and the moves to trees.
 
-    The trees are as many as the prompts, in the same order; the mesh divides their number.
+    The trees correspond to the prompts, in the same order; the mesh must divide their number.
 
     Args:
-      program: of the policy.
-      prompts: token ids of each, at least one.
+      program: Static settings of the policy.
+      prompts: Token ids of each prompt, at least one.
     """
     count, parts = len(prompts), mesh_shape(program.mesh).batch_shards
     columns = length_step(max(map(len, prompts)), 16)

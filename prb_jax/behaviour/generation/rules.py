@@ -1,4 +1,4 @@
-"""How samples are drawn: the options of users. No JAX is imported."""
+"""Sampling options for users. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(Options):
-    """How samples are drawn; :meth:`prb_jax.behaviour.generation.policy.Policy.sample` says what each one means.
+    """How samples are drawn; :meth:`prb_jax.behaviour.generation.policy.Policy.sample` describes each option.
 
     Raises:
-      DataError: a number that is out of its range.
+      DataError: a number is out of range.
     """
 
     n: int = option(1, "texts of each prompt", "N", least=1, below=2**31)
-    temperature: float = option(1.0, "0 takes the most probable token", "T")
-    top_k: int = option(0, "0 for all tokens (default)", "K", least=0, below=2**31)
-    top_p: float = option(1.0, "1 for all tokens (default)", "P")
-    min_p: float = option(0.0, "0 for all tokens (default)", "P")
-    repetition_penalty: float = option(1.0, "1 changes nothing (default)", "R")
-    max_new_tokens: int = option(256, "of a text", "M", least=1, below=2**31)
+    temperature: float = option(1.0, "sampling temperature; 0 takes the most probable token", "T")
+    top_k: int = option(
+        0, "sample from the K most probable tokens; 0 for all (default)", "K", least=0, below=2**31
+    )
+    top_p: float = option(
+        1.0, "sample from the most probable tokens up to this mass; 1 for all (default)", "P"
+    )
+    min_p: float = option(0.0, "least probability, relative to the largest; 0 for all tokens (default)", "P")
+    repetition_penalty: float = option(
+        1.0, "penalty for tokens that occurred; 1 changes nothing (default)", "R"
+    )
+    max_new_tokens: int = option(256, "maximum tokens of a text", "M", least=1, below=2**31)
     stop: tuple[str, ...] = option((), "texts that end a text", "TEXT ...")
     stop_ids: tuple[int, ...] | None = option(
         None, "tokens that end a text (default: the model's)", "ID ...", least=0, flag="stop-id"
     )
-    seed: int = option(0, "of the draws", "N", least=0, below=2**31)
+    seed: int = option(0, "seed of the draws", "N", least=0, below=2**31)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +57,7 @@ class SampleOptions(Options):
 
     @property
     def rules(self) -> Rules:
-        """The rules by which a token is drawn, as arrays of the host."""
+        """The rules for drawing a token, as host arrays."""
         from prb_jax.behaviour.generation.choose import Rules  # starts JAX
 
         kinds = {"top_k": np.int32}
@@ -59,5 +65,5 @@ class SampleOptions(Options):
         return Rules(**{name: np.asarray(getattr(self, name), kinds.get(name, np.float32)) for name in names})
 
     def to_json(self, *, stop_ids: tuple[int, ...]) -> dict[str, Any]:
-        """Return what decides the samples, JSON-ready, with the stop ids in use."""
+        """Return everything that determines the samples, JSON-ready, with the stop ids in use."""
         return asdict(self) | {"stop": list(self.stop), "stop_ids": list(stop_ids)}

@@ -1,8 +1,8 @@
-"""`prb sample`: samples of every prompt of a data set in a run folder; resumable to the byte.
+"""`prb sample`: samples of every prompt of a data set in a run folder; a resumed run gives identical bytes.
 
-``run.json`` holds what decides the samples, ``samples.jsonl`` a row for each sample; ``summary.json`` is written last.
-The samples are drawn from a policy on this machine, alone or guided, or from a language model behind an endpoint, which
-gives texts without token ids.
+``run.json`` holds everything that determines the samples, ``samples.jsonl`` a row for each sample; ``summary.json`` is
+written last. The samples come from a policy on this machine, guided or not, or from a language model behind an
+endpoint, which returns texts without token ids.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SAMPLES = "samples.jsonl"
 
 
 class SampleLine(TypedDict):
-    """A line of ``samples.jsonl``; an endpoint tells no token ids and no log-probabilities."""
+    """A line of ``samples.jsonl``; an endpoint returns no token ids and no log-probabilities."""
 
     id: str
     sample: int
@@ -54,7 +54,7 @@ class SampleLine(TypedDict):
     logprob: float | None
     sampled_logprob: float | None
     finish: str
-    # of an endpoint, which may not tell them
+    # only from an endpoint, which may omit them
     prompt_tokens: NotRequired[int | None]
     tokens: NotRequired[int | None]
 
@@ -67,7 +67,7 @@ class _Sampling(TypedDict):
 
 
 class SampleInputs(TypedDict):
-    """The inputs of a run of samples that other code reads."""
+    """The inputs of a sample run that other code reads."""
 
     model: dict[str, Any]
     data: RecordedData
@@ -83,20 +83,20 @@ RUNS = RunKind(
     sealed=(BEHAVIOUR,),
 )
 
-_UNKNOWN = ("prompt_token_ids", "token_ids", "logprob", "sampled_logprob")  # of a sample of an endpoint
-_AHEAD = 4  # times as many samples as an endpoint is asked for at a time are written together
+_UNKNOWN = ("prompt_token_ids", "token_ids", "logprob", "sampled_logprob")  # for samples of an endpoint
+_AHEAD = 4  # samples written together, as a multiple of concurrent requests
 
 _DEFINITIONS = {
-    "logprob": "of a sample: the sum of its tokens' log-probabilities under the model as it is (temperature 1)",
-    "sampled_logprob": "the same under the distribution that the tokens were drawn from; 0 at temperature 0",
+    "logprob": "sum of the log-probabilities of a sample's tokens under the unmodified model (temperature 1)",
+    "sampled_logprob": "the same sum under the distribution the tokens were drawn from; 0 at temperature 0",
     "finish": "stop: a stop token; text: a stop text; length: max_new_tokens",
-    "posts_dropped": "prompts that lost posts of their profile because they did not fit, and how many posts",
+    "posts_dropped": "number of prompts that lost profile posts because they did not fit, and number of lost posts",
 }
 
 
 class SampleRun(RunResult):
-    """The result of `sample_data`: `out`, the run folder, and `summary`, what `summary.json` holds; of a part its
-    number and its rows."""
+    """The result of `sample_data`: `out`, the run folder, and `summary`, the contents of `summary.json`; for a part,
+    its number and its rows."""
 
 
 def sample_data(
@@ -118,25 +118,24 @@ def sample_data(
 ) -> SampleRun:
     """Draw samples for every comparison's prompt, and write them to a run folder.
 
-    A run that was killed is continued by the same call, and ends with the same bytes. It is refused where anything
-    differs that decides the samples. Several processes draw every sample together, on the devices of all, and process 0
-    writes.
+    The same call resumes a killed run and ends with the same bytes; it raises an error if any input that determines the
+    samples differs. Several processes draw every sample together, on all their devices, and process 0 writes.
 
     Args:
-      model: a policy, or what :func:`prb_jax.load_policy` takes; None for an endpoint.
-      data: what :func:`prb_jax.evaluate` takes; labels and responses are not looked at.
-      out: the run folder.
-      options: how samples are drawn.
-      loading: how a model by name is opened.
-      endpoint: asked instead of a model on this machine (vLLM, SGLang, llama.cpp or another API like OpenAI's): its
-        samples are texts without token ids and log-probabilities, and a run that is begun anew need not draw the same.
-      profile_posts: at most this many posts of each profile are shown.
-      max_length: of prompt and sample together; the model's context if not given.
-      subset, limit: as of :func:`prb_jax.evaluate`.
-      rows: samples that are drawn at a time.
-      guide: a reward model that guides every token or chunk, for `prb guide`.
-      part: "I/N" draws the I-th of N parts alone; :func:`prb_jax.merge` makes one run of all.
-      progress: shows progress on standard error.
+      model: Policy, or any model that :func:`prb_jax.load_policy` accepts; None for an endpoint.
+      data: Data, as for :func:`prb_jax.evaluate`; labels and responses are ignored.
+      out: Run folder.
+      options: How samples are drawn.
+      loading: Options to open a model given by name.
+      endpoint: Endpoint to use instead of a model on this machine (vLLM, SGLang, llama.cpp or another OpenAI-like API).
+        Its samples are texts without token ids and log-probabilities, and a new run may draw different ones.
+      profile_posts: Maximum number of posts to show from each profile.
+      max_length: Maximum tokens of prompt and sample together; by default the model's context.
+      subset, limit: Same as for :func:`prb_jax.evaluate`.
+      rows: Number of samples to draw at a time.
+      guide: Reward model that guides every token or chunk, for `prb guide`.
+      part: "I/N" draws only the I-th of N parts; :func:`prb_jax.merge` combines all parts into one run.
+      progress: Show progress on standard error.
 
     Raises:
       PrbError: model, data, choices or folder cannot be used.
@@ -208,12 +207,12 @@ def sample_data(
 
 
 class _PolicySampler:
-    """Draws from a model on this machine, alone or guided.
+    """Draws from a model on this machine, guided or not.
 
     Attributes:
-      device: has the mesh, if there is one.
-      stop_ids: tokens that end a text, as far as they are known.
-      posts_dropped: of each prompt; None if prompts are not cut.
+      device: Policy with the mesh, if any.
+      stop_ids: Known tokens that end a text.
+      posts_dropped: Number of dropped posts for each prompt; None if prompts are not cut.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class _PolicySampler:
         self._prompts, self._options, self._draw = prompts, options, draw
 
     def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[Row]]:
-        """Yield the rows that are not known, of all or of a part, some at a time."""
+        """Yield the rows that are not in ``known``, of all prompts or of a part, in batches."""
         prompts, options = self._prompts, self._options
 
         def are_known(unit: Sequence[int]) -> bool:
@@ -253,12 +252,12 @@ class _PolicySampler:
 
 
 class _EndpointSampler:
-    """Draws from a model behind an endpoint, each sample by a request of its own with a seed of its own.
+    """Draws from a model behind an endpoint: each sample is a separate request with a separate seed.
 
-    The endpoint refuses what is too long.
+    The endpoint rejects prompts that are too long.
 
     Raises:
-      RunError: a temperature that would not be sent.
+      RunError: the temperature would not be sent.
     """
 
     device: Any = None
@@ -285,7 +284,7 @@ class _EndpointSampler:
         return {"name": asked.model, "endpoint": asked.url, "model": asked.model, "unknown": unknown}
 
     def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[Row]]:
-        """Raises RunError where the endpoint refuses, is down, or answers with something else than a text."""
+        """Raises RunError if the endpoint rejects a request, is down, or returns something other than a text."""
         options = self._options
         missing = [
             (comparison, number)
@@ -294,7 +293,7 @@ class _EndpointSampler:
             for number in range(options.n)
             if (comparison.id, number) not in known
         ]
-        # The rules that are not as they are by default, as vLLM and SGLang call them.
+        # Only rules with non-default values are sent, under the names that vLLM and SGLang use.
         rules = {name: getattr(options, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
         plain = SampleOptions()
         more: dict[str, Any] = {name: value for name, value in rules.items() if value != getattr(plain, name)}
@@ -340,7 +339,7 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
 
 
 def _tokens(row: Row) -> int | None:
-    """The tokens of a sample; None where an endpoint does not tell them."""
+    """The number of tokens of a sample; None if an endpoint does not return it."""
     return len(row["token_ids"]) if row["token_ids"] is not None else row.get("tokens")
 
 

@@ -1,8 +1,8 @@
-"""Samples of many prompts through a fixed number of rows: a sample that is done makes room for the next one.
+"""Draw samples of many prompts with a fixed number of rows: a finished sample makes room for the next one.
 
-The prompts are taken in *units*, parts of the input that depend on the input and the number of rows alone. Rows are
-filled again within a unit, never across two: a unit that is repeated after an interruption meets the same neighbours
-in the same rows, so it gives the same bytes.
+The prompts are processed in *units*: parts of the input that depend only on the input and the number of rows. Rows are
+refilled within a unit, never across two. A unit that is repeated after an interruption has the same neighbours in the
+same rows, so it gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from prb_jax.models.decoder import Params
 from prb_jax.platform.processes.sharing import fetch
 
 STEPS = 32
-"""Tokens that are drawn before the host looks at the rows, at most."""
+"""Maximum tokens to draw before the host checks the rows."""
 
 STEPS_WITH_TEXTS = 8
-"""The same where texts end a sample, which only the host can see."""
+"""The same limit if texts end a sample, because only the host can detect texts."""
 
 _ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 
@@ -34,11 +34,11 @@ _ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 class Drawn:
     """One sample."""
 
-    prompt: int  # its position among the prompts
-    sample: int  # its number among the samples of the prompt
-    tokens: np.ndarray  # int32 [T], with the token that ended it
+    prompt: int  # position among the prompts
+    sample: int  # number among the samples of the prompt
+    tokens: np.ndarray  # int32 [T], including the token that ended the sample
     # logprobs, sampled_logprobs: float32 [T], of each token: under the model, and under the distribution that
-    # it was drawn from
+    # the token was drawn from
     logprobs: np.ndarray
     sampled_logprobs: np.ndarray
     finish: str  # "stop" (a stop id), "text" (a stop text) or "length"
@@ -46,18 +46,18 @@ class Drawn:
     __repr__ = short_repr
 
     def cut(self, size: int, *, finish: str) -> Drawn:
-        """Return the sample with its first tokens alone."""
+        """Return only the first ``size`` tokens of the sample."""
         arrays = {name: getattr(self, name)[:size].copy() for name in _ARRAYS}
         return replace(self, **arrays, finish=finish)
 
     def followed_by(self, more: Drawn) -> Drawn:
-        """Return the sample with the tokens of another one behind it, which ends it."""
+        """Return the sample extended by the tokens and the finish of another one."""
         joined = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in _ARRAYS}
         return replace(self, **joined, finish=more.finish)
 
 
 class DrawnRows:
-    """Rows as the host reads them; each array is fetched when it is first needed."""
+    """Rows as the host reads them; each array is fetched on first use."""
 
     def __init__(self, rows: Rows, task: Task) -> None:
         self._rows, self._stop_ids = rows, task.stop_ids
@@ -81,7 +81,7 @@ class DrawnRows:
         return tokens[tree, place, : lengths[tree, place]]
 
     def drawn(self, tree: int, place: int, *, prompt: int, sample: int, cut: int | None = None) -> Drawn:
-        """Return the sample of a row, which a text ends behind ``cut`` tokens, if one does."""
+        """Return the sample of a row; if a stop text ended it, ``cut`` is the number of tokens to keep."""
         ids = self.ids(tree, place)
         finish = "text" if cut is not None else "stop" if ids[-1] in self._stop_ids else "length"
         logprobs, sampled = (array[tree, place, : len(ids)] for array in self._logprobs)
@@ -92,9 +92,9 @@ class DrawnRows:
 def draw(
     programs: Programs, params: Params, task: Task, *, skip: Callable[[range], bool] = lambda unit: False
 ) -> Iterator[list[Drawn]]:
-    """Draw all samples of a task, some at a time, as they are done.
+    """Draw all samples of a task; yield them in batches as they finish.
 
-    ``skip`` tells of a unit that it is not wanted. The other units stay as they are.
+    Units for which ``skip`` returns True are left out, which does not change the other units.
     """
     count, size, task = len(task.prompts), programs.shape.unit, programs.planned(task)
     for start in range(0, count, size):
@@ -104,17 +104,17 @@ def draw(
 
 
 def collect(batches: Iterable[list[Drawn]]) -> list[list[Drawn]]:
-    """Return all samples of each prompt, in their order."""
+    """Return all samples of each prompt, in order."""
     every = sorted((one for batch in batches for one in batch), key=lambda one: (one.prompt, one.sample))
     return [list(samples) for _, samples in groupby(every, key=lambda one: one.prompt)]
 
 
 def deal(order: Sequence[int], free: Sequence[int]) -> list[deque[int]]:
-    """Deal prompts to the parts of a mesh, in their order: a run of neighbours to each.
+    """Deal prompts to the parts of a mesh in order: each part gets a run of neighbours.
 
     Args:
-      order: the prompts.
-      free: how many trees of each part are free: these are filled first, and the rest is dealt in equal shares.
+      order: The prompts.
+      free: Number of free trees in each part: these are filled first, and the rest is dealt in equal shares.
     """
     turns = sorted((turn, part) for part, count in enumerate(free) for turn in range(count))[: len(order)]
     counts = (
@@ -127,20 +127,20 @@ def deal(order: Sequence[int], free: Sequence[int]) -> list[deque[int]]:
 
 
 class _Unit:
-    """The rows of one unit, and what each of them is drawing."""
+    """The rows of one unit, and the sample that each row is drawing."""
 
     def __init__(self, programs: Programs, params: Params, task: Task, unit: range) -> None:
         self.programs, self.params, self.task = programs, params, task
         shape = programs.shape
         self.reader = programs.reader(params, task, unit)
         self.waiting = deal(self.reader.policy.packer.order, [0] * shape.parts)
-        self.tree = np.full(shape.trees, -1)  # the prompt of each tree; -1 for none
-        self.begun = np.zeros(shape.trees, int)  # samples of it that were begun
-        self.row = np.full((shape.trees, shape.samples), -1)  # the sample of each row; -1 for none
+        self.tree = np.full(shape.trees, -1)  # prompt of each tree; -1 for none
+        self.begun = np.zeros(shape.trees, int)  # number of started samples of this prompt
+        self.row = np.full((shape.trees, shape.samples), -1)  # sample of each row; -1 for none
 
     @property
     def _more(self) -> np.ndarray:
-        """Which trees have samples left to begin."""
+        """Mask of trees with samples left to start."""
         return (self.tree >= 0) & (self.begun < self.task.options.n)
 
     def run(self) -> Iterator[list[Drawn]]:
@@ -153,8 +153,8 @@ class _Unit:
             rows = self._fill_rows(prompts, rows)
             if (self.row < 0).all():
                 return
-            # A row that is done matters where another sample can take it: its tree's next one, or, if it is the last
-            # row of its tree, the first one of a waiting prompt. Other rows are waited for.
+            # Stop for a finished row only if another sample can use it: the tree's next one, or, for the last busy row
+            # of its tree, the first one of a waiting prompt. Other finished rows wait.
             last = any(self.waiting) & ((self.row >= 0).sum(axis=1) == 1)
             watched = (self._more | last)[:, None] & (self.row >= 0)
             rows = self.programs.run(self.params, prompts, rows, task, most=most, watched=watched)
@@ -165,7 +165,7 @@ class _Unit:
                 rows = self.programs.end(rows, ended)
 
     def _fill_trees(self, prompts: Prompts) -> Prompts:
-        """Put waiting prompts where no row is busy."""
+        """Assign waiting prompts to trees without a busy row."""
         free = np.flatnonzero((self.row < 0).all(axis=1) & ~self._more)
         of_part = free // (self.programs.shape.trees // self.programs.shape.parts)
         trees = [free[of_part == part].tolist() for part in range(len(self.waiting))]
@@ -183,7 +183,7 @@ class _Unit:
         return self.reader.fill(prompts, places, [list(queue) for queue in self.waiting])
 
     def _fill_rows(self, prompts: Prompts, rows: Rows) -> Rows:
-        """Begin samples in free rows of trees that have some left."""
+        """Start samples in free rows of trees that have samples left."""
         which = np.zeros(self.row.shape, bool)
         for tree, place in np.argwhere(self.row < 0):
             if self._more[tree]:
@@ -195,7 +195,7 @@ class _Unit:
         return self.programs.restart(rows, prompts, which, np.maximum(self.row, 0).astype(np.int32))
 
     def _finished(self, rows: DrawnRows) -> tuple[list[Drawn], np.ndarray]:
-        """Samples that are done, and the rows that only their text ended."""
+        """Return the finished samples, and the mask of rows that only a stop text ended."""
         drawn, ended = [], np.zeros(self.row.shape, bool)
         busy, cut_at = self.row >= 0, self.task.cut
         for tree, place in np.argwhere(busy if cut_at is not None else busy & rows.done):

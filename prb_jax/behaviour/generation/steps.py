@@ -1,14 +1,14 @@
 """The sampler on the device: rows of one static shape, advanced token by token. All functions are pure.
 
-A row is one sample of one tree. Its first step reads the last token of the prompt, which is the first column of its
-suffix cache, so that no step is a special case. A row that is done stays as it is until it is filled again. The key of
-a draw is ``fold_in(fold_in(fold_in(seed, prompt), sample), step)``: a sample does not depend on its neighbours, on the
-shape of the batch, or on the devices.
+A row is one sample of one tree. The first step reads the last token of the prompt, which is the first column of the
+suffix cache, so no step is a special case. A finished row stays unchanged until it is refilled. The key of a draw is
+``fold_in(fold_in(fold_in(seed, prompt), sample), step)``: a sample does not depend on its neighbours, on the shape of
+the batch, or on the devices.
 
-A reward model may guide every token (ARGS, Khanov et al. 2024): of the C most likely tokens the score is
-log pi(v | x, y_<t) + w r(x, y_<t v). Both models keep caches of their own. The candidates of a step are a tree of
-one-token responses on the caches of the reward model: one pass tries them all, and the keys and values of the chosen
-one are kept, so that it is never read again.
+A reward model may guide every token (ARGS, Khanov et al. 2024). The score of each of the C most likely tokens is
+log pi(v | x, y_<t) + w r(x, y_<t v). Each model keeps a separate cache. The candidates of a step are a tree of
+one-token responses on the reward model's cache: one pass tries them all. The keys and values of the chosen candidate
+are kept, so it is not read again.
 
 Letters: B trees, S samples of each at a time, M columns of the suffix, V vocabulary, Q stop ids, C candidates.
 """
@@ -54,31 +54,31 @@ from prb_jax.trees.streams import StreamBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The static settings of a model that is run token by token."""
+    """The static settings of a model that runs token by token."""
 
-    config: DecoderConfig  # architecture; of a policy with a :class:`prb_jax.models.head.LanguageHead`
-    dtype: jnp.dtype  # of activations and caches
+    config: DecoderConfig  # architecture; a policy has a :class:`prb_jax.models.head.LanguageHead`
+    dtype: jnp.dtype  # type of activations and caches
     mesh: Mesh  # devices
-    attention: str = "auto"  # that reads prompts, one of :data:`prb_jax.models.ATTENTIONS`
-    lora_scale: float = 1.0  # of adapters, where the parameters have any
-    # cut the layers' weights out of their stacks once for many steps. CPUs would copy them for every token;
-    # accelerators read them in place, and have no memory for a second copy.
+    attention: str = "auto"  # attention for reading prompts, one of :data:`prb_jax.models.ATTENTIONS`
+    lora_scale: float = 1.0  # scale of adapters, if the parameters have any
+    # slice the layers' weights out of their stacks once for many steps. CPUs would copy them for every token;
+    # accelerators read them in place, and lack memory for a second copy.
     copies_layers: bool = True
 
     @property
     def head(self) -> LanguageHead:
-        """The head of a policy, which gives logits of the whole vocabulary."""
+        """The head of a policy, which returns logits of the whole vocabulary."""
         assert isinstance(self.config.head, LanguageHead)
         return self.config.head
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keywords of all functions of :mod:`prb_jax.models.cache` that run the model."""
+        """Keyword arguments for the functions of :mod:`prb_jax.models.cache` that run the model."""
         return {"config": self.config, **self.forward}
 
     @property
     def forward(self) -> dict[str, Any]:
-        """The keywords of :func:`prb_jax.models.decoder.decode_stream`, whose decoder knows its architecture."""
+        """Keyword arguments for :func:`prb_jax.models.decoder.decode_stream`; its decoder contains the config."""
         return {"dtype": self.dtype, "mesh": self.mesh, "lora_scale": self.lora_scale}
 
     def read(self, params: Params, batch: StreamBatch) -> StreamCache:
@@ -86,7 +86,7 @@ class Program:
         return read_stream(params, batch, **self.settings)
 
     def layers(self, params: Params) -> Callable[[], tuple[nnx.State, ...]]:
-        """Return a function that gives the weights of each layer within a loop over tokens."""
+        """Return a function that returns the weights of each layer inside a loop over tokens."""
         cut = layers_of(bind(self.config, params)) if self.copies_layers else None
         return lambda: layers_of(bind(self.config, params)) if cut is None else cut
 
@@ -97,16 +97,16 @@ class Guidance:
 
     reward: Program  # the reward model
     readout: str  # how its logits become a reward
-    candidates: int  # C, most likely tokens of each step that are tried
+    candidates: int  # C, number of most likely tokens to try at each step
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Stops:
-    """When a row is done."""
+    """Conditions that end a row."""
 
-    ids: jax.Array  # int32 [Q], tokens after which it is; -1 for none
-    tokens: jax.Array  # int32, most tokens that are drawn, at most M
+    ids: jax.Array  # int32 [Q], tokens that end a row; -1 for none
+    tokens: jax.Array  # int32, maximum tokens to draw, at most M
 
 
 @jax.tree_util.register_dataclass
@@ -114,10 +114,10 @@ class Stops:
 class Prompts:
     """The prompts of B trees."""
 
-    cache: PrefixCache  # of all their tokens but the last one
-    last: jax.Array  # int32 [B], the last one
+    cache: PrefixCache  # all tokens except the last
+    last: jax.Array  # int32 [B], the last token
     numbers: jax.Array  # int32 [B], for the random keys
-    seen: jax.Array  # bool [B, V], the tokens that occur in it
+    seen: jax.Array  # bool [B, V], tokens that occur in the prompt
     reward: PrefixCache | None = None  # the whole prompts as a guiding reward model reads them
 
     __repr__ = short_repr
@@ -126,9 +126,9 @@ class Prompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class NewPrompts:
-    """Prompts that were read in streams, and the trees that they go to: F of each of S streams. int32 arrays."""
+    """Prompts that were read in streams, and their target trees: F from each of S streams. int32 arrays."""
 
-    moves: Moves  # of all their tokens but the last one
+    moves: Moves  # moves of all tokens except the last
     tokens: np.ndarray | jax.Array  # [S, F, P + 1], right-aligned
     numbers: np.ndarray | jax.Array  # [S, F], for the random keys
 
@@ -138,10 +138,10 @@ class NewPrompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """B * S rows on their way."""
+    """B * S rows in progress."""
 
-    cache: SuffixCache  # of the tokens read, from the last one of the prompt on
-    next: jax.Array  # int32 [B, S], the token that is read next
+    cache: SuffixCache  # tokens read so far, starting with the last one of the prompt
+    next: jax.Array  # int32 [B, S], the token to read next
     numbers: jax.Array  # int32 [B, S], numbers of the samples, for the random keys
     seen: jax.Array  # bool [B, S, V], tokens that occurred
     done: jax.Array  # bool [B, S]
@@ -155,7 +155,7 @@ class Rows:
 
 
 def empty_prompts(program: Program, *, trees: int, columns: int) -> Prompts:
-    """Return B = ``trees`` empty prompts of P = ``columns``."""
+    """Return B = ``trees`` empty prompts with P = ``columns``."""
     numbers = jnp.zeros((trees,), jnp.int32)
     return Prompts(
         cache=empty_prefix(program.config, trees=trees, columns=columns, dtype=program.dtype),
@@ -166,7 +166,7 @@ def empty_prompts(program: Program, *, trees: int, columns: int) -> Prompts:
 
 
 def empty_rows(program: Program, *, trees: int, samples: int, columns: int) -> Rows:
-    """Return B * S = ``trees * samples`` rows that are done, of M = ``columns``."""
+    """Return B * S = ``trees * samples`` finished rows with M = ``columns``."""
     config, shape = program.config, (trees, samples)
     numbers = jnp.zeros(shape, jnp.int32)
     return Rows(
@@ -182,11 +182,11 @@ def empty_rows(program: Program, *, trees: int, samples: int, columns: int) -> R
 
 
 def put_prompts(held: Prompts, stream: StreamCache, new: NewPrompts) -> Prompts:
-    """Return the prompts held, with new ones, which were read in a stream, in the place of some."""
+    """Return the held prompts, some of them replaced by new ones that were read in a stream."""
     vocab, width = held.seen.shape[1], new.tokens.shape[2]
     tokens, trees = jnp.asarray(new.tokens), jnp.asarray(new.moves.trees)
     real = jnp.arange(width) >= width - 1 - jnp.asarray(new.moves.lengths)[..., None]
-    # A token beyond the vocabulary is dropped: padding marks nothing.
+    # Padding gets an id beyond the vocabulary, which `mode="drop"` ignores.
     mark = jax.vmap(jax.vmap(lambda ids: jnp.zeros(vocab, bool).at[ids].set(True, mode="drop")))
     return replace(
         held,
@@ -198,7 +198,7 @@ def put_prompts(held: Prompts, stream: StreamCache, new: NewPrompts) -> Prompts:
 
 
 def restart(rows: Rows, prompts: Prompts, which: jax.Array, numbers: jax.Array) -> Rows:
-    """Begin new samples, with the numbers ``numbers`` int32 [B, S], in the rows ``which`` bool [B, S]."""
+    """Start new samples with the numbers ``numbers`` int32 [B, S] in the rows ``which`` bool [B, S]."""
 
     def emptied(cache: SuffixCache) -> SuffixCache:
         return replace(cache, lengths=jnp.where(which, 0, cache.lengths))
@@ -267,15 +267,15 @@ def run_steps(
     guidance: Guidance | None = None,
     reward: tuple[Params, jax.Array] | None = None,
 ) -> Rows:
-    """Draw up to ``most`` tokens a row, and stop before that where all rows are done.
+    """Draw up to ``most`` tokens a row; stop earlier if all rows are done.
 
     Args:
-      program, params: the policy.
-      prompts, rows: where it stands.
-      rules, stops: how tokens are drawn, and until when.
-      seed, most: int32, of the random keys, and steps.
-      watched: bool [B, S], rows that the caller can fill again: stop as soon as one of them is done.
-      guidance, reward: where a reward model guides the tokens; its parameters and its weight w, float32.
+      program, params: The policy.
+      prompts, rows: Current state.
+      rules, stops: How tokens are drawn, and when a row ends.
+      seed, most: Seed of the random keys, and maximum steps, int32.
+      watched: Rows that the caller can refill, bool [B, S]: stop as soon as one of them is done.
+      guidance, reward: Settings of a guiding reward model, if any; its parameters and its weight w, float32.
     """
     layers = program.layers(params)
     guide = None if guidance is None or reward is None else _guide(guidance, *reward)
@@ -298,7 +298,7 @@ def run_steps(
 def _guide(
     guidance: Guidance, params: Params, weight: jax.Array
 ) -> Callable[..., tuple[Chosen, SuffixCache]]:
-    """(logits, keys, prompts, rows, rules) -> the tokens that a reward model and the policy choose, and its cache."""
+    """(logits, keys, prompts, rows, rules) -> tokens that reward model and policy choose, and the reward cache."""
     reward = guidance.reward
     layers = reward.layers(params)
 
@@ -325,7 +325,7 @@ def _guide(
 
 
 def token_rewards(config: DecoderConfig, readout: str, params: Params, states: jax.Array) -> jax.Array:
-    """Return the rewards float32 [B, ...] that a pointwise head reads at states [B, ..., D], before the last norm."""
+    """Return the rewards float32 [B, ...] of a pointwise head at states [B, ..., D], taken before the last norm."""
     assert config.head is not None
     flat = states.reshape(states.shape[0], -1, states.shape[-1])
     everywhere = _Everywhere(flat, bind(config, params).normed)
@@ -334,7 +334,7 @@ def token_rewards(config: DecoderConfig, readout: str, params: Params, states: j
 
 @dataclass(frozen=True)
 class _Everywhere:
-    """States as a pointwise head takes them, of which every one is a read position."""
+    """States in the form that a pointwise head expects; every state is a read position."""
 
     hidden: jax.Array
     norm: Callable[[jax.Array], jax.Array]

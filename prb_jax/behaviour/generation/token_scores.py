@@ -1,9 +1,9 @@
-"""Log-probabilities and rewards of every token of given responses, and of tokens that could have stood there.
+"""Log-probabilities and rewards of every token of given responses, and of alternative tokens at each position.
 
-One forward pass of the policy over packed streams gives the log-probability of each token of the responses and the C
-most likely ones in its place. The reward model reads these candidates in the same way: all that could follow the first
-t tokens of a response is a tree of one-token responses, whose prefix the next step's tree continues. So a stream holds
-prompt and responses once, with the candidates as leaves, and one forward pass gives the reward of every one.
+One forward pass of the policy over packed streams gives the log-probability of each response token and of the C most
+likely tokens at its position. The reward model reads these candidates in the same way. The candidates after the first t
+tokens of a response form a tree of one-token responses, and the next step's tree extends its prefix. A stream therefore
+holds prompt and responses once, with the candidates as leaves, and one forward pass gives all rewards.
 
 Letters: S streams of N tokens, M states that are read in each, C candidates, T tokens of a response, V vocabulary.
 """
@@ -52,15 +52,15 @@ from prb_jax.trees.tree import Tree, common_run
 class PolicyTokens:
     """Log-probabilities of a policy for the tokens of K responses."""
 
-    ids: tuple[np.ndarray, ...]  # int32 [T] of each response
-    logprobs: tuple[np.ndarray, ...]  # float32 [T] of each
-    tried: tuple[np.ndarray, ...]  # int32 [T, C] of each, the most likely tokens
-    tried_logprobs: tuple[np.ndarray, ...]  # float32 [T, C] of each
+    ids: tuple[np.ndarray, ...]  # int32 [T] for each response
+    logprobs: tuple[np.ndarray, ...]  # float32 [T] for each response
+    tried: tuple[np.ndarray, ...]  # int32 [T, C] for each response, the most likely tokens
+    tried_logprobs: tuple[np.ndarray, ...]  # float32 [T, C] for each response
 
     __repr__ = short_repr
 
     def facts(self, whole: Sequence[float] | np.ndarray) -> list[TokenFacts]:
-        """Return what is known of each response beside its reward ``whole`` where no prefix has a reward."""
+        """Return the facts of each response, given only the reward ``whole`` of the whole response."""
         rewards = map(float, whole)
         return [
             TokenFacts(of_response, reward)
@@ -69,24 +69,24 @@ class PolicyTokens:
 
 
 def reward_program(model: RewardModel) -> Program:
-    """Return the static settings of a reward model that is run token by token."""
+    """Return the static settings of a reward model that runs token by token."""
     return make_program(model.decoder, mesh=model.mesh, dtype=jnp.dtype(model.dtype))
 
 
 def why_not_by_token(reward: Any) -> str | None:
-    """Return why a scorer gives no rewards of the prefixes of a response; None where it does."""
+    """Return why a scorer cannot reward prefixes of a response; None if it can."""
     if not isinstance(reward, RewardModel):
         weights = isinstance(reward, Scorer) and reward.has_weights
-        return "it rewards whole responses alone" if weights else "it is no reward model with weights"
+        return "it rewards only whole responses" if weights else "it is no reward model with weights"
     if not isinstance(reward.tokenizer, ChatTokenizer) or not isinstance(reward.config, DecoderConfig):
-        return "it is an encoder: it reads whole responses alone"
+        return "it is an encoder: it reads only whole responses"
     if not is_pointwise(reward.config):
-        return "its head looks at more than one token: it reads whole responses alone"
+        return "its head uses more than one token: it reads only whole responses"
     return None
 
 
 def why_not_token_level(reward: Any, policy: Policy) -> str | None:
-    """Return why a scorer gives no rewards of prefixes for this policy's tokens; None where it does."""
+    """Return why a scorer cannot reward prefixes in this policy's tokens; None if it can."""
     return why_not_by_token(reward) or why_other_tokenizer(policy.tokenizer, reward.tokenizer)
 
 
@@ -96,14 +96,14 @@ def read_policy(
     """Return the policy's log-probabilities of the responses of some comparisons.
 
     Args:
-      policy: read with its own prompts, as `prb sample` shows them.
-      comparisons: their responses are read as the continuation of the prompt, without a token that ends a text.
-      profile_posts: at most this many posts are shown.
+      policy: Policy, which reads the same prompts as in `prb sample`.
+      comparisons: Comparisons whose responses continue the prompt, without a token that ends a text.
+      profile_posts: Maximum number of posts to show.
       candidates: C, 0 for none.
-      limit: most tokens of prompt and response.
+      limit: Maximum tokens of prompt and response.
 
     Raises:
-      DataError: a response without a token, or with one that the model has no embedding of; a prompt that does not fit.
+      DataError: a response has no token or a token without embedding, or a prompt does not fit.
     """
     vocab_size = policy.config.vocab_size
     trees: list[Tree] = []
@@ -146,12 +146,12 @@ def read_rewards(
     tokens: Sequence[PolicyTokens],
     whole: Sequence[np.ndarray],
 ) -> list[list[TokenFacts]]:
-    """Return all that is known of the responses, with the rewards of every prefix and of the candidates after each.
+    """Return the facts of the responses, with rewards of every prefix and of the candidates after each prefix.
 
     Args:
-      model: with a head that reads one token, and the policy's tokenizer.
-      comparisons: with the user and the profile that the model is shown.
-      tokens, whole: of the same comparisons: what the policy says of them, and the rewards [K] of whole responses.
+      model: Reward model with a head that reads one token, and the policy's tokenizer.
+      comparisons: Comparisons with the user and the profile that the model reads.
+      tokens, whole: The policy's tokens, and the rewards [K] of whole responses, for the same comparisons.
     """
     trees = reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens])
     steps = [
@@ -187,18 +187,18 @@ def read_rewards(
 
 @dataclass(frozen=True)
 class _Step:
-    """The tokens that are tried behind the first t tokens of a response."""
+    """Candidate tokens after the first t tokens of a response."""
 
-    # comparison, response, t: their numbers
+    # comparison, response, t: indices
     comparison: int
     response: int
     t: int
-    is_last: bool  # the response's own token is its last one, which is the last of the tree's responses
-    tree: Tree  # a response for each token
+    is_last: bool  # t + 1 tokens are the whole response; its own token is then the last response of the tree
+    tree: Tree  # one response for each token
 
     @staticmethod
     def of(comparison: int, response: int, t: int, tree: Tree, tried: np.ndarray) -> _Step:
-        """Return the step for these candidates; of the last one the response's own token is one more."""
+        """Return the step for these candidates; the last step adds the response's own token."""
         ids = tree.responses[response]
         is_last = t == len(ids) - 1
         leaves = [tried[c : c + 1] for c in range(len(tried))] + ([ids[t:]] if is_last else [])
@@ -207,11 +207,11 @@ class _Step:
 
 
 def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_Step, np.ndarray, np.ndarray]]:
-    """Yield every step with the rewards of its tokens, and with those along the conversation of the last of them."""
+    """Yield every step with the rewards of its tokens, and the rewards along the path to its last token."""
     program, trees = reward_program(model), [step.tree for step in steps]
     run, options = _reward_program(program, model.readout), _options(program, trees)
-    # Those that begin alike are neighbours, the longest first: a response is one run, and the tokens that were tried
-    # behind its beginnings follow it.
+    # Sort by prefix, longest first, so common prefixes are neighbours: a response is one run of tokens, followed by the
+    # candidates after its prefixes.
     order = sorted(
         range(len(trees)), key=lambda index: trees[index].prefix.astype(">i4").tobytes(), reverse=True
     )
@@ -246,10 +246,10 @@ def reward_trees(
 ) -> list[Tree]:
     """Return the trees of a reward model: its own prompt with the assistant's turn opened, then given token ids.
 
-    ``room`` is for the tokens that responses may have; that of the longest one if not given.
+    ``room`` is the number of tokens to reserve for responses; by default the length of the longest one.
 
     Raises:
-      DataError: a prompt that does not fit beside them.
+      DataError: a prompt does not fit into the remaining context.
     """
     assert isinstance(model.tokenizer, ChatTokenizer)
     view, trees = model.reader.view(ViewOptions()), []
@@ -270,7 +270,7 @@ def _tree(prompt: np.ndarray, responses: tuple[np.ndarray, ...]) -> Tree:
 
 
 def _options(program: Program, trees: Sequence[Tree]) -> StreamOptions:
-    """How streams of these trees are shaped."""
+    """Return the stream options for these trees."""
     prefix, _, response = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
     return model_streams(
         program, longest=length_step(prefix + response, 64), response=length_step(response, 64)

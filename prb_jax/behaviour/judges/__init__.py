@@ -1,1 +1,1 @@
-"""Language models as judges, planners and writers of replies; the best of n samples under each reward or judge."""
+"""Language models as judges, planners and reply writers; the best of n samples under each reward or judge."""

@@ -1,7 +1,7 @@
 """`prb aspects`: a language model infers from profile and question what this user wants from an answer.
 
-``aspects.jsonl`` holds a text for each comparison, which `prb judge` and `prb evaluate` show in their prompts
-(``planned:DIR``). The planner sees profile and question, and neither responses nor the true rubric.
+``aspects.jsonl`` holds a text for each comparison; `prb judge` and `prb evaluate` can include it in their prompts
+(``planned:DIR``). The planner sees profile and question, but neither the responses nor the true rubric.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ INSTRUCTION = (
     "Do not answer yet. What does this user want from an answer to this question? Infer it from what you know of the "
     'user. Reply with at most five short lines that begin with "- ", one wish in each, and with nothing else.'
 )
-TOGETHER = 64  # comparisons that are planned at a time
+TOGETHER = 64  # comparisons to plan at a time
 
 _DEFINITIONS = {
-    "empty": "replies without a word: a judge or a reward model is told nothing of these comparisons",
+    "empty": "replies without a word: judges and reward models get no aspects for these comparisons",
     "posts_dropped": "posts of profiles that did not fit into the planner's context",
 }
 
@@ -49,18 +49,18 @@ def plan_aspects(
     limit: int | None = None,
     progress: bool = True,
 ) -> SampleRun:
-    """Write for every comparison what its user wants from an answer, as a language model infers it.
+    """Write what each comparison's user wants from an answer, as inferred by a language model.
 
-    A run that was killed is continued by the same call. It is refused where anything differs that decides the texts.
+    The same call resumes a killed run; it raises an error if any input that determines the texts differs.
 
     Args:
-      model: folder or hub id of a causal language model; None for an endpoint.
-      data, subset, limit, progress: as of :func:`prb_jax.evaluate`; responses and labels are not looked at.
-      out: the run folder.
-      endpoint: asked instead of a model on this machine.
-      loading: how a model on this machine is opened.
-      profile_posts: at most this many posts of each profile are shown.
-      max_new_tokens: of a text; it is the most probable one.
+      model: Folder or hub id of a causal language model; None for an endpoint.
+      data, subset, limit, progress: Same as for :func:`prb_jax.evaluate`; responses and labels are ignored.
+      out: Run folder.
+      endpoint: Endpoint to use instead of a model on this machine.
+      loading: Options to open a model on this machine.
+      profile_posts: Maximum number of posts to show from each profile.
+      max_new_tokens: Maximum tokens of a text, which is decoded greedily.
 
     Raises:
       PrbError: model, data, choices or folder cannot be used.

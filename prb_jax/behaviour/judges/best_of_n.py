@@ -1,9 +1,9 @@
-"""`prb best-of-n`: how good the best of k samples is, as each reward model chooses it.
+"""`prb best-of-n`: the quality of the best of k samples, as each reward model chooses it.
 
 All samples of a prompt are one comparison with K = N responses, so a reward model reads the prompt once.
 
-``run.json`` holds what decides the result, ``rewards.jsonl`` a row for each scorer and prompt, ``summary.json`` the
-curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of each curve for `prb correlate`.
+``run.json`` holds everything that determines the result, ``rewards.jsonl`` a row for each scorer and prompt,
+``summary.json`` the curves, ``curves.png`` their plot, ``behaviour.json`` the last point of each for `prb correlate`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CURVES = "curves.png"
 
 
 class RewardLine(TypedDict):
-    """A line of ``rewards.jsonl``: the scores of the samples of a prompt, null where a reply could not be read."""
+    """A line of ``rewards.jsonl``: the scores of a prompt's samples, null if a judge's reply could not be read."""
 
     scorer: str
     id: str
@@ -88,23 +88,23 @@ REFERENCE = "reference"
 ORACLE, RANDOM, CHANCE = "oracle", "random", "baseline:random"
 
 _DEFINITIONS = {
-    "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
-    "then over prompts; equal rewards are drawn from at random",
-    "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
-    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with "
+    "quality": "quality of the sample with the highest reward among k: mean over all subsets of k of a prompt's "
+    "samples, then over prompts; ties are broken at random",
+    "first": "the same with only the first k samples of each prompt; ties go to the first one",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user counts as a separate cluster); null with "
     "fewer than six",
-    "ci95_reason": "why ci95 is null; null where there is an interval",
-    "oracle": "takes the best quality itself: no selector is above it",
+    "ci95_reason": "why ci95 is null; null if there is an interval",
+    "oracle": "takes the sample with the best quality: an upper bound for every selector",
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
-    "unread": "samples for which the reply of a judge has no number: left out of all curves",
+    "unread": "samples for which a judge's reply has no number: left out of all curves",
     "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
     "highest label",
 }
 
 
 class BestOfN(RunResult):
-    """The result of `best_of_n`: `out`, the run folder, and `summary`, what `summary.json` holds."""
+    """The result of `best_of_n`: `out`, the run folder, and `summary`, the contents of `summary.json`."""
 
 
 def best_of_n(
@@ -122,30 +122,30 @@ def best_of_n(
     max_length: int | None = None,
     progress: bool = True,
 ) -> BestOfN:
-    """Score samples with reward models, and write how good the best of k is for each of them.
+    """Score samples with reward models, and write the quality of the best of k for each model.
 
-    A run that was killed is continued by the same call. Several processes score together, and process 0 writes.
+    The same call resumes a killed run. Several processes score together, and process 0 writes.
 
     Args:
-      samples: the run folder of `prb sample`; or a JSON-lines file of {id, sample, text}, texts of anybody for the
+      samples: Run folder of `prb sample`; or a JSON-lines file of {id, sample, text}, texts from any source for the
         comparisons of ``data``.
-      rewards: models or baselines, as `prb evaluate` takes them, or judges
+      rewards: Models or baselines, as for `prb evaluate`, or judges
         (:class:`prb_jax.behaviour.judges.options.JudgeName`).
-      out: the run folder.
+      out: Run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
-        quality, as "baseline:persona-truth" of generated persons, or "rubric:MODEL", a judge that rates each aspect of
-        the true rubric.
-      data: the data of the samples, where it has another name now.
-      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
-      loading: how models are opened.
-      judge: how judges are asked; the template and the scale are of those that are named `judge:` alone, pairing and
-        ties of those that are named `pairs:`.
-      profile_posts, protocol, max_length: of the models' view, as of :func:`prb_jax.evaluate`.
-      progress: shows progress on standard error.
+        quality, e.g. "baseline:persona-truth" for generated persons, or "rubric:MODEL", a judge that rates each aspect
+        of the true rubric.
+      data: Data of the samples, if renamed since.
+      history: Labelled comparisons from which fitted personalisation methods among the models learn the users.
+      loading: Options to open models.
+      judge: Options of judges; template and scale apply only to judges named `judge:`, pairing and ties only to judges
+        named `pairs:`.
+      profile_posts, protocol, max_length: Options of the models' view, as for :func:`prb_jax.evaluate`.
+      progress: Show progress on standard error.
 
     Raises:
-      DataError: samples of other data, a quality that is missing, or a sample that a model cannot read.
-      RunError: a folder that cannot be used.
+      DataError: the samples belong to other data, a quality is missing, or a model cannot read a sample.
+      RunError: the folder cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
     path = RUNS.check_together(out)
@@ -228,7 +228,7 @@ def best_of_n(
             }
             setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
             identities = {name: scorers[name].identity() for name in rewards}
-            # any sample is the start, which the upper bound is measured against
+            # the baseline for the upper bound: any sample
             identities.setdefault(CHANCE, baseline_scorer(CHANCE).identity())
             figures = [
                 figure_of(
@@ -253,10 +253,10 @@ def best_of_n(
 
 
 def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.ndarray]:
-    """The numbers [K] of each prompt's samples in a file of qualities.
+    """Return the qualities [K] of each prompt's samples from a file.
 
     Raises:
-      DataError: a number that is missing, or not finite; names the sample.
+      DataError: a quality is missing or not finite; names the sample.
     """
     kind = RowKind(file, "qualities", itemgetter("id", "sample"), _QualityLine, hint="correct the line")
     rows = kind.read(Path(file))
@@ -282,10 +282,10 @@ def _open(name: str, loading: LoadOptions, judge: JudgeOptions | None, *, cache:
 def _readable(
     prompts: Sequence[Candidates], numbers: Mapping[tuple[str, str], np.ndarray]
 ) -> tuple[list[Candidates], dict[tuple[str, str], np.ndarray], dict[str, int]]:
-    """The samples that every scorer has a number for, their numbers, and how many of each prompt there are not.
+    """Return the samples with a score from every scorer, their scores, and the number of other samples by prompt.
 
     Raises:
-      DataError: there is no such sample.
+      DataError: no sample is left.
     """
     readable, known, unread = [], dict[tuple[str, str], np.ndarray](), dict[str, int]()
     scorers = dict.fromkeys(scorer for scorer, _ in numbers)
@@ -311,7 +311,7 @@ def _score(
     *,
     progress: bool,
 ) -> None:
-    """Score the missing prompts; every batch is on disk before the next one is waited for."""
+    """Score the missing prompts; every batch is written to disk before the next one is awaited."""
     chosen = scorer.choose_view(options)
     chosen.warn(str(scorer.identity()["name"]))
     known = [(name, prompt.id) in file.rows for prompt in prompts]
@@ -337,7 +337,7 @@ def _score(
 
 
 def quality_label(quality: str) -> str:
-    """Return the name of a quality in a picture or a table."""
+    """Return the label of a quality for plots and tables."""
     return "ROUGE-L F1 against the best labelled response (0 to 1)" if quality == REFERENCE else quality
 
 

@@ -1,4 +1,4 @@
-"""Samples as comparisons with many responses: those of a run of `prb sample`, or a file of anybody's texts."""
+"""Samples as comparisons with many responses, from a run of `prb sample` or a file of texts from any source."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _TextLine(TypedDict):
 class Candidates:
     """The samples of one prompt that can be scored."""
 
-    comparison: Comparison  # of the data, with the samples as responses, without labels
-    numbers: tuple[int, ...]  # of the samples, as `prb sample` counts them
-    reference: str  # the response of the data with the highest label
+    comparison: Comparison  # the data's comparison, with the samples as responses, without labels
+    numbers: tuple[int, ...]  # numbers of the samples, as in `prb sample`
+    reference: str  # response with the highest label in the data
 
     def at(self, places: Iterable[int]) -> Candidates:
         """Return some of the samples."""
@@ -49,24 +49,24 @@ class Candidates:
 
 @dataclass(frozen=True)
 class DrawnCandidates:
-    """The samples of a run of `prb sample`, or of a file of anybody's texts."""
+    """The samples of a run of `prb sample`, or of a file of texts from any source."""
 
-    run: Mapping[str, Any]  # what is known of how they were drawn: `run.json` of the run
-    prompts: list[Candidates]  # with a sample that can be scored
-    left_out: list[str]  # the ids of the other prompts
-    empty: int  # samples without a letter
+    run: Mapping[str, Any]  # how the samples were drawn, if known: `run.json` of the run
+    prompts: list[Candidates]  # prompts with a sample that can be scored
+    left_out: list[str]  # ids of the other prompts
+    empty: int  # number of samples without a letter
 
 
 def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
     """Return the samples of a finished run of `prb sample`, or of a file of {id, sample, text}.
 
     Args:
-      path: of the run or the file.
-      data: of the samples; of a run where it has another name now.
+      path: Path of the run or the file.
+      data: Data of the samples; for a run, only if renamed since.
 
     Raises:
-      DataError: samples of other data, or nothing but empty samples.
-      RunError: a run that is not finished, or a row that cannot be read.
+      DataError: the samples belong to other data, or all samples are empty.
+      RunError: a run is not finished, or a row cannot be read.
     """
     if path.is_file():
         run, rows = _read_file(path, data)
@@ -113,7 +113,7 @@ def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
 def _read_file(
     path: Path, data: Sequence[str] | None
 ) -> tuple[dict[str, Any], Mapping[tuple[str, int], Row]]:
-    """What is known of the samples in a file, and its rows by comparison and number."""
+    """Return the known facts about the samples in a file, and its rows by comparison and number."""
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
     rows = dict(replace(SAMPLE_ROWS, schema=_TextLine, hint="correct the line").read(path))
@@ -123,7 +123,7 @@ def _read_file(
 
 
 def _contents(data: Mapping[str, Any]) -> Any:
-    """The contents of data, without its names."""
+    """Return the contents of data, without names."""
     files = [
         sorted(str(value) for value in (source.get("files") or {}).values())
         for source in data.get("sources", ())

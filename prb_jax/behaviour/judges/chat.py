@@ -1,7 +1,7 @@
 """Language models that answer conversations: in words, on this machine or behind an endpoint, or by logits.
 
-A model that is read at its logits samples nothing: the conversations about a comparison are one tree, and each is read
-where its reply would begin.
+A model that is read at its logits generates nothing: the conversations about a comparison form one tree, and each is
+read at the position where its reply would begin.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
 
 Ask = Callable[[int], Sequence[Conversation]]
-"""Gives the conversations about a comparison with so many posts of its profile."""
+"""Returns the conversations about a comparison, given the number of profile posts to include."""
 
 
 ChatModel = Policy | Endpoint
-"""A language model that replies to conversations: on this machine, or the endpoint that is asked for its replies."""
+"""A language model that replies to conversations, on this machine or behind an endpoint."""
 
 
 def open_chat(
@@ -55,11 +55,10 @@ def open_chat(
 ) -> ChatModel:
     """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
 
-    An endpoint that refuses a temperature replies at its own, with a warning; where it must be ``exact``, that is an
-    error.
+    An endpoint that rejects a temperature uses its own, with a warning; with ``exact`` this is an error.
 
     Raises:
-      RunError: both or neither of model and endpoint; names the verb.
+      RunError: both or neither of model and endpoint are given; names the verb.
       CheckpointError: the model cannot be loaded, or nothing could end a reply.
     """
     if endpoint is not None and model is None:
@@ -77,16 +76,16 @@ def open_chat(
 
 @dataclass(frozen=True)
 class Drawing:
-    """How replies above temperature 0 are drawn: several votes of each conversation, each with a seed."""
+    """How replies above temperature 0 are drawn: several votes for each conversation, each with a seed."""
 
     temperature: float
     votes: int = 1
     seed: int = 0
 
     def seeds(self, name: str, conversations: Sequence[Conversation]) -> list[int]:
-        """Return the seed of each conversation about a comparison: it depends on the texts and on nothing else.
+        """Return the seed of each conversation about a comparison; it depends only on `seed`, name and texts.
 
-        Vote k is drawn by an endpoint with the seed plus k (modulo 2**31), and is sample k of a model on this machine.
+        For vote k, an endpoint uses the seed plus k (modulo 2**31), and a model on this machine draws sample k.
         """
         texts = [
             f"{self.seed}/{name}/{[(m.role, m.content) for m in messages]}" for messages in conversations
@@ -96,23 +95,23 @@ class Drawing:
 
 @dataclass(frozen=True)
 class InWords:
-    """A model that answers each conversation in words: with its most probable reply, or with several that are drawn."""
+    """A model that answers each conversation in words: with its most probable reply, or with several drawn replies."""
 
     model: ChatModel
-    max_new_tokens: int  # of a reply
-    alternatives: int | None = None  # most probable tokens that an endpoint tells of each place, if any
+    max_new_tokens: int  # maximum tokens of a reply
+    alternatives: int | None = None  # most probable tokens from an endpoint at each position
     drawing: Drawing | None = None  # None for the most probable reply, at temperature 0
-    # values for the chat template of the model at an endpoint; of a model on this machine its template has them
+    # values for the chat template of the model at an endpoint; a model on this machine has them in its template
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    limited: bool = False  # whether a user chose the most tokens of a reply
+    limited: bool = False  # whether a user chose the maximum tokens of a reply
 
     @property
     def votes(self) -> int:
-        """Replies to each conversation."""
+        """Number of replies to each conversation."""
         return 1 if self.drawing is None else self.drawing.votes
 
     def identity(self) -> Mapping[str, Any]:
-        """Everything that decides its replies, JSON-ready."""
+        """Everything that determines the replies, JSON-ready."""
         if isinstance(self.model, Policy):
             identity = self.model.identity()
         else:
@@ -126,11 +125,11 @@ class InWords:
     def replies(
         self, conversations: Sequence[Conversation], seeds: Sequence[int] | None = None
     ) -> list[Reply]:
-        """Return the replies to each conversation, one after the other: as many as there are votes.
+        """Return the replies to each conversation, in order: as many as there are votes.
 
         Args:
-          conversations: to reply to.
-          seeds: one of each conversation where replies are drawn, see `Drawing.seeds`.
+          conversations: Conversations to reply to.
+          seeds: One seed for each conversation if replies are drawn, see `Drawing.seeds`.
         """
         votes, drawing = self.votes, self.drawing
         assert (drawing is None) == (seeds is None)
@@ -163,20 +162,20 @@ class InWords:
         """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
 
         Raises:
-          DataError: conversations that are too long without any post, or that the chat template refuses; names the
+          DataError: conversations are too long even without posts, or the chat template rejects them; names the
             comparison.
-          RunError: an endpoint refuses, is down, or answers with something malformed.
+          RunError: an endpoint rejects a request, is down, or returns something malformed.
         """
 
         def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
             asked = ask(count)
-            if isinstance(self.model, Policy):  # of an endpoint no length is known
+            if isinstance(self.model, Policy):  # the length at an endpoint is unknown
                 limit = self.model.limit(SampleOptions(max_new_tokens=self.max_new_tokens))
                 longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, asked))
                 if longest > limit:
                     raise IdsTooLongError(
-                        f"comparison {quote(name)}: {longest:,} tokens without any post, more than the {limit:,} "
-                        "beside which a reply fits"
+                        f"comparison {quote(name)}: {longest:,} tokens even without posts; expected at most "
+                        f"{limit:,}, to leave room for a reply"
                     )
             return asked
 
@@ -203,24 +202,24 @@ class InWords:
 
 
 def _thoughts_of_prompt(model: Policy, sample: Sample) -> str:
-    """The mark with which the prompt opens the model's thoughts: without it, thoughts that are not closed look like a
+    """Return the mark with which the prompt opens the model's thoughts. Without it, unclosed thoughts would look like a
     reply."""
     return opened_thoughts(model.decode(sample.prompt_token_ids[-16:], special_tokens=True))
 
 
 def _text(model: Policy, sample: Sample) -> str:
-    """Return the text of a sample, with its special tokens where these mark thoughts."""
+    """Return the text of a sample, with its special tokens if these mark thoughts."""
     whole = model.decode(sample.token_ids, special_tokens=True)
     return whole if has_thoughts(whole) else sample.text
 
 
 @dataclass(frozen=True)
 class ByLogits:
-    """A model that is read where its replies would begin; its answers are asked for as those of `InWords`."""
+    """A model that is read where its replies would begin; it has the same `answers` interface as `InWords`."""
 
-    # of two values: that of a read-out of some tokens, and the probability of these among all tokens
+    # returns two values: the read-out of some tokens, and the probability of these among all tokens
     model: RewardModel
-    max_length: int | None = None  # longest conversation in tokens; the model's own limit if not given
+    max_length: int | None = None  # longest conversation in tokens; default: the model's own limit
 
     def identity(self) -> Mapping[str, Any]:
         return self.model.identity()
@@ -272,13 +271,13 @@ def load_by_logits(
     """Load a causal language model that is read at the logits of some texts.
 
     Args:
-      texts: each of which must be a single token at the start of a reply.
-      readout: gives the read-out of their token ids.
-      instead: what a user can do where there is no such token.
-      max_length: longest conversation in tokens.
+      texts: Texts, each a single token at the start of a reply.
+      readout: Returns the read-out, given the token ids.
+      instead: Advice for users if a text is not a single token.
+      max_length: Longest conversation in tokens.
 
     Raises:
-      CheckpointError: the model is no causal language model, or cannot be loaded; or a text is no single token.
+      CheckpointError: the model is not a causal language model, cannot be loaded, or a text is not a single token.
     """
     chat = open_language_model(model, options).chat()
     (prompt,) = prompt_texts(chat, [(Message("user", "A or B?"),)])

@@ -1,8 +1,8 @@
-"""`prb distil`: training data out of a policy's samples and the rewards that a model gave them.
+"""`prb distil`: create training data from a policy's samples and the rewards that a model gave them.
 
-The best sample of each prompt becomes `chosen` and a worse one `rejected`: `configs/rl/sft.py` then learns from the
-best of n (rejection sampling), `configs/rl/dpo.py` from the best against the worst, and `prb train` a reward model from
-the order of the rewards.
+The best sample of each prompt becomes `chosen`, and a worse one `rejected`. `configs/rl/sft.py` trains on the best of n
+(rejection sampling), `configs/rl/dpo.py` on the best against the worst, and `prb train` trains a reward model on the
+order of the rewards.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Rejected = Literal["worst", "random"]
 REJECTED: Final = ("worst", "random")
 
 _DEFINITIONS: Final = {
-    "prompts": "of the run with a sample that can be scored",
+    "prompts": "prompts of the run with a sample that can be scored",
     "pairs": f"records of {PAIRS}: one a prompt, chosen before rejected",
     "single": "prompts with one scored sample: left out",
-    "too_close": "prompts without a sample of a lower reward, by at least the margin: left out",
+    "too_close": "prompts without a sample whose reward is lower by at least the margin: left out",
     "same_text": "prompts whose two samples are the same text: left out",
     "chosen_reward": "mean reward of the chosen samples; null without a pair",
     "rejected_reward": "mean reward of the rejected samples",
@@ -45,8 +45,8 @@ class Distilled:
     """The result of `distil`.
 
     Attributes:
-      path: the file of records {prompt, chosen, rejected, margin, ...}.
-      summary: what `distil.json` says of them.
+      path: File of records {prompt, chosen, rejected, margin, ...}.
+      summary: Summary of the records, as in `distil.json`.
     """
 
     path: Path
@@ -64,25 +64,24 @@ def distil(
     samples: str | Path | None = None,
     data: Sequence[str] | None = None,
 ) -> Distilled:
-    """Write the best sample of each prompt against a worse one, as records that every verb reads.
+    """Write the best sample of each prompt and a worse one, as records that every verb can read.
 
     A record is the comparison of the data (its id, prompt, user and profile) with two samples as `chosen` and
-    `rejected`; `margin` is the difference of their rewards. Of equal rewards the first sample is taken. Equal inputs
-    give equal bytes.
+    `rejected`; `margin` is the difference of their rewards. Ties go to the first sample. Equal inputs give equal bytes.
 
     Args:
-      run: a finished run of `prb best-of-n`.
-      out: folder for `pairs.jsonl` and `distil.json`.
-      reward: whose rewards decide, by its name in the run; not needed where there is one.
-      rejected: "worst", or "random": any sample with a reward that is lower by ``margin``.
-      margin: prompts whose two rewards differ by less, or not at all, are left out and counted.
-      seed: of ``rejected="random"``; a prompt's draw depends on it and on the prompt's id alone.
-      samples: the run of `prb sample`, where it lies elsewhere now.
-      data: of the samples, where it has another name now.
+      run: Finished run of `prb best-of-n`.
+      out: Folder for `pairs.jsonl` and `distil.json`.
+      reward: Name of the reward in the run that ranks the samples; optional if there is only one.
+      rejected: "worst", or "random": any sample whose reward is lower by ``margin``.
+      margin: Minimum difference of the two rewards, which must differ; other prompts are left out and counted.
+      seed: Seed for ``rejected="random"``; a prompt's draw depends only on the seed and the prompt's id.
+      samples: Run of `prb sample`, if moved since.
+      data: Data of the samples, if renamed since.
 
     Raises:
-      DataError: a reward that the run does not have, or an option that is not such.
-      RunError: a run that is not finished, other samples, no pair at all, or a folder with other contents.
+      DataError: the run does not have this reward, or an option is invalid.
+      RunError: the run is not finished, the samples differ, no pair is left, or the folder has other contents.
     """
     if rejected not in REJECTED:
         raise DataError(f"rejected: expected {' or '.join(REJECTED)}, found {quote(rejected)}")

@@ -1,4 +1,4 @@
-"""Generative reward models: the roles, the reply and the scale that each was trained with. No JAX is imported."""
+"""Generative reward models: the roles, reply format and scale that each was trained with. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from prb_jax.behaviour.judges.replies import without_thoughts
 
-TOKENS: Final = 8192  # of a reply, its thoughts among them, where a user does not say
+TOKENS: Final = 8192  # default maximum tokens of a reply, including thoughts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,11 @@ class GenerativeModel:
     Attributes:
       name: Protocol of `prb judge`.
       models: Names on the hub.
-      read: Reads a reply without thoughts: A or B for the first or second response shown, or Yes or No of a single one;
-        None where the reply has no verdict.
-      roles: Roles of the messages behind the conversation. Without any, the user's turn is a template of the model's
+      read: Reads a reply without thoughts: A or B for the first or second response shown, or Yes or No for a single
+        one; None if the reply has no verdict.
+      roles: Roles of the messages after the conversation. Without roles, the user's turn is a template from the model
         card, which a user gives as a file.
-      needs_principle: Whether there must be a principle.
+      needs_principle: Whether a principle is required.
       single: Whether one response is shown at a time, as the assistant's turn.
     """
 
@@ -36,7 +36,7 @@ class GenerativeModel:
     single: bool = False
 
     def verdict(self, reply: str) -> str | None:
-        """Return what a reply says, behind its thoughts."""
+        """Return the verdict of a reply, read after its thoughts."""
         answer = without_thoughts(reply)
         return None if answer is None else self.read(answer)
 
@@ -44,7 +44,7 @@ class GenerativeModel:
 def read_scores(answer: str) -> str | None:
     """Return which response has the higher helpfulness (1 to 5), or else the better ranking (1 to 6; below 3.5 is A).
 
-    They stand in a JSON object {score_1, score_2, ranking}, or in boxes of a section of scores and one of the ranking.
+    The numbers are in a JSON object {score_1, score_2, ranking}, or boxed in one section of scores and one of ranking.
     """
     scores, ranking = _json_scores(answer) or _boxed_scores(answer)
     if len(scores) != 2 or not all(1 <= score <= 5 for score in scores):
@@ -95,21 +95,21 @@ def _boxed_scores(answer: str) -> tuple[list[float], float | None]:
 
 
 def read_judgement(answer: str) -> str | None:
-    """Return Yes or No, the last "Final Judgement"."""
+    """Return Yes or No from the last "Final Judgement"."""
     found = re.findall(r"Final Judge?ment\W*?\s*(\w+)", answer, re.IGNORECASE)
     said = found[-1].capitalize() if found else ""
     return said if said in ("Yes", "No") else None
 
 
 def read_brackets(answer: str) -> str | None:
-    """Return the one letter that stands as [[A]] or [[B]], in the last <answer> if there is one."""
+    """Return the only letter given as [[A]] or [[B]], within the last <answer> if there is one."""
     inside = re.findall(r"<answer>(.*?)</answer>", answer, re.DOTALL | re.IGNORECASE)
     letters = set(re.findall(r"\[\[([AB])\]\]", inside[-1] if inside else answer))
     return letters.pop() if len(letters) == 1 else None
 
 
 def read_result(answer: str) -> str | None:
-    """Return the letter behind the last [RESULT]."""
+    """Return the letter after the last [RESULT]."""
     found = re.findall(r"\[RESULT\]\W*([AB])\W*$", answer.strip())
     return found[-1] if found else None
 
@@ -160,11 +160,11 @@ GENERATIVE_MODELS: Final = (
 """The table of generative reward models."""
 
 GENERATIVE: Final = {row.name: row for row in GENERATIVE_MODELS}
-"""The same by name."""
+"""The same rows by name."""
 
 
 def find_generative(model: str) -> GenerativeModel | None:
-    """Return the row of a model on the hub, or of a folder or model at an endpoint with the last part of its name."""
+    """Return the row of a hub model, or of a folder or endpoint model whose name has the same last part."""
     last = model.rstrip("/").rpartition("/")[2].casefold()
     found = (
         row for row in GENERATIVE_MODELS for name in row.models if name.rpartition("/")[2].casefold() == last

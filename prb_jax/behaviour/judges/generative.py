@@ -1,4 +1,4 @@
-"""Judges that are generative reward models, asked in their own format; what is known of the person is the principle."""
+"""Judges that are generative reward models, prompted in their own format; facts about the person are the principle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLACES = ("prompt", "response_a", "response_b")
 
 
 def principle_of(comparison: Comparison, posts: int) -> str | None:
-    """Return the principle of a comparison's user: the posts, and the aspects, persona or choices that are told."""
+    """Return the principle of a comparison's user: the posts, and any aspects, persona or choices given."""
     profile = render_profile(comparison.profile, posts)
     told = [profile_heading(comparison.profile_order, OrderClaim.RECORDED), profile] if profile else []
     told += [comparison.hints] if comparison.hints else []
@@ -39,10 +39,10 @@ def principle_of(comparison: Comparison, posts: int) -> str | None:
 
 @dataclass(frozen=True)
 class GenerativePairs(PairJudge):
-    """A judge of pairs that is asked in the format of a generative reward model, in both orders."""
+    """A judge of pairs in the format of a generative reward model; it judges each pair in both orders."""
 
     row: GenerativeModel | None = None
-    template: str | None = None  # text of the user's turn, of a row without roles
+    template: str | None = None  # text of the user's turn, for a row without roles
     system: str | None = None  # text of a system turn before it
 
     def identity(self) -> Mapping[str, Any]:
@@ -79,9 +79,9 @@ class GenerativePairs(PairJudge):
 
 @dataclass(frozen=True)
 class PrincipleRatings(Ratings):
-    """Asks a generative reward model whether one response fulfils the principle of its user: Yes is 1, and No is 0.
+    """Asks a generative reward model whether one response fulfils the principle of its user: Yes is 1, No is 0.
 
-    With the alternatives of an endpoint the rating is log p(Yes) - log p(No) where the judgement stands.
+    With the alternatives of an endpoint, the rating is log p(Yes) - log p(No) at the position of the judgement.
     """
 
     row: GenerativeModel | None = None
@@ -121,7 +121,7 @@ def open_generative(
     """Return the judge of a row.
 
     Raises:
-      RunError: the template of the model's card is missing where the row needs one, or given where it has roles.
+      RunError: the row needs the template of the model card, or has roles and a template is given.
     """
     if row.roles and (options.template is not None or options.system is not None):
         raise RunError(

@@ -1,4 +1,4 @@
-"""A judge of pairs for a group: all responses to one prompt, of which it compares some with each other."""
+"""A judge of pairs for groups: it compares some pairs of the responses to one prompt."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.runs.rows import Row
 
 Match = tuple[int, int]
-"""The places of two responses that are compared."""
+"""Positions of two responses to compare."""
 
 
 class GroupLine(TypedDict):
-    """The fields of a judge that compares the responses of a group."""
+    """The fields written by a judge that compares the responses of a group."""
 
     ratings: list[float | None]
     matches: list[list[int]]
-    results: list[float | None]  # of each match the score of its first response; null without a verdict
+    results: list[float | None]  # score of each match's first response; null without a verdict
     verdicts: list[
         list[str | None]
-    ]  # of each match; none of equal texts, which are a tie without being shown
+    ]  # verdicts of each match; empty for equal texts, which tie without being shown
     letter_mass: NotRequired[list[list[float]]]
 
 
@@ -49,7 +49,7 @@ class _Group:
     ratings: list[float | None] = field(default_factory=list)
 
     def go_on(self, results: list[float | None] | None) -> None:
-        """Tell the results of the matches that were waited for; there may be further ones."""
+        """Pass on the results of the awaited matches; further matches may follow."""
         try:
             self.waiting = next(self.rounds) if results is None else self.rounds.send(results)
         except StopIteration as ended:
@@ -58,18 +58,18 @@ class _Group:
 
 @dataclass(frozen=True)
 class GroupJudge(JudgeProtocol):
-    """Compares the responses of a group by a judge of pairs, each pair in both orders.
+    """Compares the responses of a group with a judge of pairs, each pair in both orders.
 
-    The rating of a response is its mean result: 1 for a win and 0 for a loss, or the share of a judge by logits or by
-    votes. In a knock-out it is the share of the rounds that the response survived. A match without a verdict is
-    missing; a response without any result has no rating, and a knock-out with such a match rates nobody. Equal texts
-    are a tie, and a response by itself has no rating.
+    The rating of a response is its mean result: 1 for a win and 0 for a loss, or the share if the judge uses logits or
+    votes. In a knock-out, the rating is the share of rounds that the response survived. A match without a verdict is
+    missing. A response without results has no rating, and a knock-out with a missing match rates nobody. Equal texts
+    tie, and a single response has no rating.
     """
 
     pairs: PairJudge  # how two responses are compared
     pairing: str = ALL_PAIRS  # "all" (K (K - 1) / 2 matches), "circular" (K) or "knock-out" (K - 1)
-    ties: str = HALF  # what a tie is worth: "half" for each, a "loss" for both, or "missing"
-    seed: int = 0  # of a knock-out: who meets whom, and who goes on after a tie
+    ties: str = HALF  # value of a tie: "half" for each, a "loss" for both, or "missing"
+    seed: int = 0  # seed of a knock-out: draws the matches, and the winner of a tie
 
     line = GroupLine
     compares = True
@@ -95,7 +95,7 @@ class GroupJudge(JudgeProtocol):
         return [self._judgement(group) for group in groups]
 
     def _play(self, groups: Sequence[_Group], posts: int) -> None:
-        """Ask about all matches that are waited for, those of several groups together."""
+        """Ask about all awaited matches, of several groups together."""
         shown = [
             [
                 replace(
@@ -139,7 +139,7 @@ class GroupJudge(JudgeProtocol):
     def _rounds(
         self, comparison: Comparison
     ) -> Generator[list[Match], list[float | None], list[float | None]]:
-        """Give the matches of each round, take their results, and return the ratings."""
+        """Yield the matches of each round, receive their results, and return the ratings."""
         count = len(comparison.responses)
         if count < 2:
             return [None] * count
@@ -161,7 +161,7 @@ class GroupJudge(JudgeProtocol):
     def _knock_out(
         self, comparison: Comparison
     ) -> Generator[list[Match], list[float | None], list[float | None]]:
-        """Pair the responses in an order that is drawn; an odd one goes on, and so does the first one after a tie."""
+        """Pair the responses in random order; an odd response advances, and so does the first one after a tie."""
 
         def drawn(place: int) -> bytes:
             text = f"{self.seed}/{comparison.id}/{comparison.responses[place]}"
@@ -181,14 +181,14 @@ class GroupJudge(JudgeProtocol):
                 second if result is not None and result < 0.5 else first
                 for (first, second), result in zip(matches, results, strict=True)
             ]
-            left = [*winners, *left[2 * len(matches) :]][::-1]  # the odd one plays first in the next round
+            left = [*winners, *left[2 * len(matches) :]][::-1]  # the odd response plays first next round
             rounds += 1
             for place in left:
                 survived[texts[place]] += 1
         return [survived[text] / rounds for text in texts]
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return the figures of matches, each in both orders."""
+        """Return statistics of the matches, each judged in both orders."""
         results = [result for row in rows for result in row["results"]]
         verdicts = [letter for row in rows for match in row["verdicts"] for letter in match]
         a, b = verdicts.count("A"), verdicts.count("B")

@@ -28,16 +28,16 @@ _SECOND = "prb_jax:second"
 def pairwise_judge(
     data: str | list[str], subset: str | None = None, profile_posts: int = 10, reason: bool = False
 ) -> Task:
-    """Which of two responses does this user prefer? Asked twice, with each response as A once, as `prb judge` asks.
+    """Which of two responses does this user prefer? Asked twice, with each response as A once, as in `prb judge`.
 
-    A sample is correct if the better response is preferred in both orders: the accuracy is that of `prb judge`. Its
-    metadata name the user (user_id) and the pair of responses (item_id), by which `prb compare` clusters.
+    A sample is correct if the better response wins in both orders, so the accuracy equals the accuracy of `prb judge`.
+    The metadata contain the user (user_id) and the pair of responses (item_id), by which `prb compare` clusters.
 
     Args:
-      data: what `prb judge --data` takes; comparisons of two responses.
-      subset: of the data.
-      profile_posts: of the user, shown to the judge.
-      reason: think in words before the verdict.
+      data: Comparisons of two responses, as for `prb judge --data`.
+      subset: Subset of the data.
+      profile_posts: Number of posts of the user to show to the judge.
+      reason: Think in words before the verdict.
     """
     comparisons = read_inputs([data] if isinstance(data, str) else data, subset=subset).comparisons
     samples = []
@@ -65,7 +65,7 @@ def pairwise_judge(
 
 @solver
 def both_orders() -> Any:
-    """Ask with the first response as A, and in a conversation of its own with the second one as A."""
+    """Ask with the first response as A, and in a separate conversation with the second one as A."""
 
     async def solve(state: Any, generate: Any) -> Any:
         state = await generate(state)
@@ -78,7 +78,7 @@ def both_orders() -> Any:
 
 @scorer(metrics=[accuracy(), stderr()])
 def preferred_in_both_orders() -> Any:
-    """C where the better response is preferred in both orders, N where a reply has no verdict, else I."""
+    """C if the better response is preferred in both orders, N if a reply has no verdict, else I."""
 
     async def score(state: Any, target: Any) -> Score:
         replies = [state.output.completion, state.store.get(_SECOND)]

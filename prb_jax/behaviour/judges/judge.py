@@ -1,4 +1,4 @@
-"""Judges as options or the name of a reward ask for them; `prb judge`: comparisons judged by a language model."""
+"""Open judges from options or from the name of a reward; `prb judge`: a language model judges comparisons."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def open_judge(
     loading: LoadOptions | None = None,
     cache: Path | None,
 ) -> JudgeScorer:
-    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``, if given.
+    """Open a judge: a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
 
     Raises:
-      RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
+      RunError: both or neither of model and endpoint are given, options conflict, or a file in the options cannot be
         read.
-      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+      CheckpointError, MeshError: the model cannot be loaded, or cannot be read in this way.
     """
     loading, local = loading or LoadOptions(), endpoint is None
     options.check(local=local)
@@ -126,19 +126,19 @@ def open_named_judge(
     cache: Path | None,
     concurrency: int = 8,
 ) -> JudgeScorer:
-    """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
+    """Open a judge that is named as a reward, for example `judge:MODEL`; the key of an endpoint is in PRB_ENDPOINT_KEY.
 
     Args:
-      name: of the judge.
-      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts. A
-        generative reward model (`GENERATIVE_MODELS`) is asked in its own format.
-      loading: of a model on this machine.
-      cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
-      concurrency: requests at a time.
+      name: Name of the judge.
+      options: Options of the judge. The name decides the protocol; if the options contain the paper's prompts, it is
+        the paper's variant. A generative reward model (`GENERATIVE_MODELS`) is prompted in its own format.
+      loading: Options to open a model on this machine.
+      cache: Folder for the replies of an endpoint, so no request is repeated; None keeps no replies.
+      concurrency: Number of concurrent requests.
 
     Raises:
-      RunError: a name of no model, or options that do not go together.
-      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+      RunError: the name contains no model, or options conflict.
+      CheckpointError, MeshError: the model cannot be loaded, or cannot be read in this way.
     """
     judge, options = parse_judge(name), options or JudgeOptions()
     protocol, row = judge.protocol, generative_of(judge)
@@ -176,21 +176,21 @@ def judge(
     part: str | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Judge comparisons, and write a run folder as `prb_jax.evaluate` does, with the judgements beside the scores.
+    """Judge comparisons, and write a run folder like `prb_jax.evaluate`, with judgements in addition to scores.
 
     Several processes judge together with a model on this machine, and process 0 writes.
 
     Args:
-      model: folder or hub id of a causal language model; None for an endpoint.
-      data, out, subset, limit, name, part, progress: as of `prb_jax.evaluate`.
-      options: how they are judged.
-      endpoint: asked instead of a model on this machine.
-      loading: how a model on this machine is opened.
+      model: Folder or hub id of a causal language model; None for an endpoint.
+      data, out, subset, limit, name, part, progress: Same as for `prb_jax.evaluate`.
+      options: How comparisons are judged.
+      endpoint: Endpoint to use instead of a model on this machine.
+      loading: Options to open a model on this machine.
 
     Raises:
-      RunError: both or neither of model and endpoint; options that do not go together; an endpoint that refuses, is
-        down or lies; and what `prb_jax.evaluate` raises.
-      DataError: a comparison that is no pair (but for "score", "rubric", "ranking" and groups), or too long.
+      RunError: both or neither of model and endpoint are given; options conflict; an endpoint rejects a request, is
+        down or returns something malformed; or `prb_jax.evaluate` raises it.
+      DataError: a comparison is not a pair (except for "score", "rubric", "ranking" and groups), or is too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
     name_of_model = str(model) if endpoint is None else endpoint.model
@@ -220,14 +220,14 @@ def judge(
             progress=progress,
         ),
     )
-    judged = result.summary.get("judge", {})  # the summary of a part has no such entry
+    judged = result.summary.get("judge", {})  # missing in the summary of a part
     if "warning" in judged:
         warnings.warn(f"{result.summary['model']}: {judged['warning']}", PrbWarning, stacklevel=2)
     return result
 
 
 def _with_hints(inputs: Inputs, options: JudgeOptions) -> Inputs:
-    """The inputs with all that the judge is told of the users; a rubric judge knows more than any model could."""
+    """Return the inputs with all hints about the users; a rubric judge is an upper bound, as it sees the rubric."""
     told = add_prompt_extras(inputs, options.hints)
     if options.protocol not in RUBRICS:
         return told

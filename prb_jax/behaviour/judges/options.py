@@ -1,4 +1,4 @@
-"""How a judge is asked: the options of users, and the names of judges as rewards. No JAX is imported."""
+"""How a judge is prompted: options for users, and the names of judges as rewards. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RUBRIC: Final = "rubric"
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
 RANKING: Final = "ranking"
 JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, RANKING, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
-"""How a judge can be asked."""
+"""The protocols of judges."""
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
-"""Those of the paper's scripts, which decide all that is asked."""
-RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
+"""Protocols of the paper's scripts, which fix the whole prompt."""
+RUBRICS = (RUBRIC, PAPER_RUBRIC)  # protocols that show the true rubric of the data: upper bounds
 SINGLE = tuple(name for name, row in GENERATIVE.items() if row.single)  # generative models of one response
 PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC, "pairs:": str(TextProtocol.DEFAULT)}
-"""Before the name of a judge: how it is asked."""
+"""Maps the prefix of a judge's name to its protocol."""
 ALL_PAIRS, CIRCULAR, KNOCK_OUT = "all", "circular", "knock-out"
 PAIRINGS = (ALL_PAIRS, CIRCULAR, KNOCK_OUT)
-"""Which responses of a group a judge of pairs compares."""
+"""Which pairs of a group's responses a judge compares."""
 HALF, LOSS, MISSING = "half", "loss", "missing"
 TIES = (HALF, LOSS, MISSING)
-"""What a tie is worth to both responses."""
+"""Value of a tie for both responses."""
 
-_WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # unless a user asks for some
+_WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # default to no posts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,85 +43,86 @@ class JudgeOptions:
     protocol: str = option(
         str(TextProtocol.DEFAULT),
         "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
-        "number for each response by itself; ranking: the best of all responses, as on RewardBench 2; rubric: 0, 1 or "
-        "2 for each aspect of the true rubric (an upper bound); paper-score, paper-rubric: these two as the scripts of "
-        "Personalised RewardBench ask; others: the format of a generative reward model",
+        "separate number for each response; ranking: the best of all responses, as on RewardBench 2; rubric: 0, 1 or "
+        "2 for each aspect of the true rubric (an upper bound); paper-score, paper-rubric: the same with the prompts "
+        "of Personalised RewardBench; others: the format of a generative reward model",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
         None,
-        "with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
-        "rubric {answer} and {aspect}, with paper-score {question}, {profile} and {answer}",
+        "text that asks for the number: with --protocol score it has the places {prompt} and {answer}; with rubric "
+        "{answer} and {aspect}; with paper-score {question}, {profile} and {answer}",
         "FILE",
     )
-    system: str | None = option(None, "with --protocol score or rubric: the text of a system turn", "FILE")
+    system: str | None = option(None, "text of a system turn, with --protocol score or rubric", "FILE")
     scale: tuple[int, int] | None = option(
-        None, "with --protocol score: the numbers (default: 1 9)", "LOW HIGH"
+        None, "lowest and highest number, with --protocol score (default: 1 9)", "LOW HIGH"
     )
     top_logprobs: int | None = option(
         None,
-        "with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, instead "
-        "of the number in the reply",
+        "use the expected number of the N most probable tokens instead of the number in the reply; needs --endpoint "
+        "and --protocol score or rubric",
         least=1,
     )
     min_mass: float | None = option(
         None,
-        "with --protocol default and a MODEL without --reason: no verdict where A and B together are less probable "
-        "than this among all tokens (default: 0.1)",
+        "minimum probability of A and B together, else there is no verdict (default: 0.1); needs --protocol default "
+        "and a MODEL without --reason",
         "P",
     )
     pairing: str | None = option(
         None,
-        "with --protocol default: compare all pairs of the responses of a prompt, each with the next one (circular), "
-        "or winners only (knock-out), and rate each by its results (default: two responses only; all as a reward, "
-        "pairs:MODEL)",
+        "compare all pairs of the responses of a prompt, each with the next one (circular), or winners only "
+        "(knock-out), and rate each by its results; needs --protocol default (default: two responses only; all as a "
+        "reward, pairs:MODEL)",
         choices=PAIRINGS,
     )
     ties: str = option(
         HALF,
-        "with --pairing all or circular: a tie is half a win for both (default), a loss for both, or missing",
+        "value of a tie with --pairing all or circular: half a win for both (default), a loss for both, or missing",
         choices=TIES,
     )
     prompts: str | None = option(
-        None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
+        None, "folder of the prompts in a checkout of the paper's scripts, for the paper's protocols", "DIR"
     )
     reason: bool = option(False, "the judge thinks in words first (default: one letter or number)")
     reason_tokens: int | None = option(
         None,
-        "most tokens of a reply in words, its thoughts among them; a reply that is cut has no verdict (default: 1024 "
+        "maximum tokens of a reply in words, including thoughts; a reply that is cut has no verdict (default: 1024 "
         "with --reason, else 16)",
         least=1,
     )
     temperature: float = option(
-        0.0, "of replies in words; above 0 they are drawn, with seeds that each row keeps", "T", least=0
+        0.0,
+        "temperature of replies in words; above 0 they are drawn, and each row keeps its seeds",
+        "T",
+        least=0,
     )
     votes: int = option(
         1,
-        "replies in words to every question, at a --temperature above 0: the share of votes is the score",
+        "replies in words to every question, at a --temperature above 0; the score is the share of votes",
         least=1,
     )
     chat_template_kwargs: str | None = option(
-        None, "values that the judge's chat template reads, as '{\"enable_thinking\": true}'", "JSON"
+        None, "values for the judge's chat template, e.g. '{\"enable_thinking\": true}'", "JSON"
     )
     profile_posts: int | None = option(
         None,
-        "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
+        "number of the user's posts that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
         least=0,
     )
     hints: PromptExtras = section(PromptExtras)
     controls: str = option(
         NO_CONTROLS,
-        "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
+        "ask again without user information (blind), with another user's (swap), both (all), or not (default)",
         choices=CONTROLS,
     )
-    seed: int = option(
-        0, "of --controls swap, of replies that are drawn, of a knock-out and of a ranking", least=0
-    )
-    max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
+    seed: int = option(0, "seed of --controls swap, drawn replies, knock-outs and rankings", least=0)
+    max_length: int | None = option(None, "longest conversation of a MODEL, in tokens", "L", least=1)
 
     @property
     def posts(self) -> int:
-        """The most posts that are shown, given or not."""
+        """Maximum number of posts to show, given or by default."""
         if self.profile_posts is not None:
             return self.profile_posts
         return 0 if self.protocol in _WITHOUT_POSTS else 10
@@ -131,7 +132,7 @@ class JudgeOptions:
         """The values for the chat template.
 
         Raises:
-          RunError: they are no JSON object.
+          RunError: they are not a JSON object.
         """
         if self.chat_template_kwargs is None:
             return {}
@@ -143,7 +144,7 @@ class JudgeOptions:
         return given
 
     def check(self, *, local: bool) -> None:
-        """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""
+        """Raise RunError for options that conflict; ``local`` means that the judge is a model on this machine."""
         if self.protocol not in JUDGE_PROTOCOLS:
             known = ", ".join(JUDGE_PROTOCOLS)
             raise RunError(f"--protocol: expected one of {known}, found {quote(self.protocol)}")
@@ -154,7 +155,7 @@ class JudgeOptions:
             )
         if paper and self.hints.given:
             names = ", ".join(f"--{name}" for name in self.hints.given)
-            raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
+            raise RunError(f"{names}: the paper's prompts cannot include them: leave it out")
         if self.reason and paper:
             raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
         generative = GENERATIVE.get(self.protocol)
@@ -171,7 +172,7 @@ class JudgeOptions:
                 raise RunError(f"{names}: the paper's protocols decide how their judges reply: leave it out")
             if local and not (self.reason or generative):
                 raise RunError(
-                    f"{names}: a MODEL replies in words with --reason alone: add it, or leave this out"
+                    f"{names}: a MODEL replies in words only with --reason: add it, or leave this out"
                 )
         for flag, number, least in (("--reason-tokens", self.reason_tokens, 1), ("--votes", self.votes, 1)):
             if number is not None and number < least:
@@ -203,7 +204,7 @@ class JudgeOptions:
         if self.protocol == RANKING and local and not self.reason:
             raise RunError("--protocol ranking: a MODEL names the best response in words: add --reason")
         if self.top_logprobs is not None and local:
-            raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
+            raise RunError("--top-logprobs: a MODEL on this machine gives all probabilities: leave it out")
         if self.top_logprobs is not None and self.top_logprobs < 1:
             raise RunError(f"--top-logprobs: expected a number above 0, found {self.top_logprobs}")
         if self.min_mass is not None:
@@ -237,20 +238,20 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class JudgeName:
-    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user,
-    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean), and `pairs:MODEL` compares the
-    responses of a prompt with each other."""
+    """The parts of a judge's name. `judge:MODEL` rates from 1 to 9 how well a response serves its user. `rubric:MODEL`
+    rates each aspect of the true rubric (0, 1 or 2; the mean). `pairs:MODEL` compares the responses of a prompt with
+    each other."""
 
     protocol: str  # "score", "rubric" or "default"
-    # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there
+    # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the name of the model there
     model: str
-    url: str | None = None  # of the endpoint; None for a model on this machine
+    url: str | None = None  # URL of the endpoint; None for a model on this machine
 
 
 OF_REWARDS: Final = (
     "template pairing ties reason reason_tokens temperature votes top_logprobs chat_template_kwargs"
 )
-"""Options of judges that are rewards."""
+"""Options that apply to judges as rewards."""
 
 _USED_BY: Final = {
     "template": (SCORE,), "system": (SCORE,), "scale": (SCORE,), "top_logprobs": (SCORE, RUBRIC),
@@ -259,12 +260,12 @@ _USED_BY: Final = {
 
 
 def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
-    """Return options of several judges without those that have no meaning for the judge of this name."""
+    """Return options of several judges, reset to defaults if they do not apply to the judge of this name."""
     judge, plain = parse_judge(name), JudgeOptions()
     unused = {
         key: getattr(plain, key) for key, protocols in _USED_BY.items() if judge.protocol not in protocols
     }
-    if row := generative_of(judge):  # one without roles needs the template of its card
+    if row := generative_of(judge):  # a row without roles needs the template of its model card
         unused = {
             key: value for key, value in unused.items() if row.roles or key not in ("template", "system")
         }
@@ -272,7 +273,7 @@ def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
 
 
 def generative_of(judge: JudgeName) -> GenerativeModel | None:
-    """Return the row of a judge that is a generative reward model of what its name asks for: pairs or responses."""
+    """Return the row of a generative reward model that fits the judge's protocol (pairs or responses), or None."""
     row = find_generative(judge.model)
     asked = SCORE if row is not None and row.single else str(TextProtocol.DEFAULT)
     return row if judge.protocol == asked else None
@@ -287,7 +288,7 @@ def parse_judge(name: str) -> JudgeName:
     """Return the parts of a name.
 
     Raises:
-      RunError: it names no model.
+      RunError: the name contains no model.
     """
     prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
     url, model = None, name.removeprefix(prefix)

@@ -33,13 +33,13 @@ AFTER_REASONING = (
 )
 LETTER_TOKENS = 16
 REASON_TOKENS = 1024
-MIN_MASS = 0.1  # least probability of A and B together that makes a verdict, where it is not said
+MIN_MASS = 0.1  # default minimum probability of A and B together for a verdict
 ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
-"""A judge is warned of that names one letter in this share of its verdicts, of which there are at least so many."""
+"""Warn about a judge that names one letter in this share of its verdicts, given at least this many verdicts."""
 
 
 def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, reason: bool) -> Conversation:
-    """Return the conversation that shows the response `first` as A, behind the user's posts and the prompt."""
+    """Return the conversation that shows the user's posts, the prompt, and the response `first` as A."""
     prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
     a, b = responses[first], responses[1 - first]
     question = AFTER_REASONING if reason else ONE_LETTER
@@ -48,10 +48,10 @@ def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, rea
 
 
 def better_response(comparison: Comparison) -> int:
-    """Return which of two responses is labelled the better one.
+    """Return the index of the better-labelled response of a pair.
 
     Raises:
-      DataError: not two responses, or no labels.
+      DataError: the comparison does not have two responses, or has no labels.
     """
     if len(comparison.responses) != 2:
         raise DataError(
@@ -66,16 +66,16 @@ def better_response(comparison: Comparison) -> int:
 class PairJudge(JudgeProtocol):
     """Asks twice, with each response as A once.
 
-    In words the score of a response is the share of the votes for it, the mean of both orders: with one vote a response
-    that is preferred in both orders wins. By logits its score is the mean of its probabilities in
-    the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
-    with something else: no verdict is given, and the pair counts as a tie.
+    In words, the score of a response is its share of the votes, averaged over both orders: with one vote, a response
+    that is preferred in both orders wins. By logits, the score is the mean of its probabilities in the two orders. If
+    the probabilities of A and B sum to less than ``min_mass`` in one order, the model would reply something else: there
+    is no verdict, and the pair counts as a tie.
     """
 
     model: InWords | ByLogits
     line = VerdictLine
-    reason: bool = False  # whether it thinks in words before it names its verdict
-    min_mass: float = MIN_MASS  # least probability of A and B together that makes a verdict
+    reason: bool = False  # whether the judge thinks in words before its verdict
+    min_mass: float = MIN_MASS  # minimum probability of A and B together for a verdict
 
     def identity(self) -> Mapping[str, Any]:
         identity = {**self.model.identity(), "judge": "default"}
@@ -107,17 +107,17 @@ class PairJudge(JudgeProtocol):
         return (share, 1 - share), {"first": first, "verdicts": letters, **details}
 
     def verdict(self, reply: str) -> str | None:
-        """Return A or B, what a reply says; None if it has no verdict."""
+        """Return the verdict of a reply, A or B; None if it has no verdict."""
         return read_verdict(reply)
 
     def is_read(self, details: Mapping[str, Any]) -> bool:
-        """Return whether a verdict could be read in both orders, of what is kept of a judgement."""
+        """Return whether the recorded details contain a readable verdict for both orders."""
         if "letter_mass" in details:
             return min(details["letter_mass"]) >= self.min_mass
         return all(total for _, total in votes_for_first(details["verdicts"]))
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return the figures of verdicts: the first order shows response 0 as A, the second response 1."""
+        """Return statistics of the verdicts: the first order shows response 0 as A, the second response 1."""
         verdicts = [row["verdicts"] for row in rows]
         counts = [votes_for_first(every) for every in verdicts]
         preferred = [_preferred(pair) for pair in counts]
@@ -150,17 +150,17 @@ class PairJudge(JudgeProtocol):
         if figures.get("low_letter_mass") == len(rows):
             return figures | nothing_read(
                 "the model would reply with neither A nor B, whose probability is "
-                f"{figures['mean_letter_mass']:.2g} in the mean (--min-mass, --reason)",
+                f"{figures['mean_letter_mass']:.2g} on average (--min-mass, --reason)",
                 undefined=True,
             )
         return figures | nothing_read(undefined=True)
 
 
 def votes_for_first(verdicts: Sequence[str | None]) -> list[tuple[int, int]]:
-    """Return of each order the votes for the response that is shown as A in the first order, and all that can be read.
+    """Return, for each order, the votes for the response shown as A in the first order, and all readable votes.
 
     Args:
-      verdicts: the votes of the first order, and as many of the second one.
+      verdicts: Votes in the first order, followed by as many in the second one.
     """
     half = len(verdicts) // 2
     parts = ((verdicts[:half], "A"), (verdicts[half:], "B"))
@@ -168,14 +168,14 @@ def votes_for_first(verdicts: Sequence[str | None]) -> list[tuple[int, int]]:
 
 
 def _preferred(counts: Sequence[tuple[int, int]]) -> int | None:
-    """The response that most votes of both orders are for; None where the orders disagree or cannot be read."""
+    """The response with the majority of votes in both orders; None if the orders disagree or cannot be read."""
     if all(2 * votes > total for votes, total in counts):
         return 0
     return 1 if all(2 * votes < total for votes, total in counts) else None
 
 
 def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | None) -> ByLogits:
-    """Load a causal language model that is read at the logits of A and B; errors as of `load_by_logits`."""
+    """Load a causal language model that is read at the logits of A and B; raises the errors of `load_by_logits`."""
     return load_by_logits(
         model,
         options,
@@ -187,10 +187,10 @@ def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | N
 
 
 def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:
-    """Return a warning about a judge that names nearly always one letter, whatever is shown under it; else nothing.
+    """Return a warning about a judge that nearly always names the same letter, whatever it labels; else nothing.
 
     Args:
-      a, b: how often each letter was named.
+      a, b: How often each letter was named.
     """
     often, total = max(a, b), a + b
     if total < FEWEST_VERDICTS or often < ONE_LETTER_SHARE * total:
@@ -198,5 +198,5 @@ def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:
     letter = "A" if a > b else "B"
     return {
         "warning": f"{letter} was named in {often:,} of {total:,} verdicts, whatever was shown as {letter}: the "
-        "accuracy says where the better responses stood, and nothing of the judge's taste"
+        "accuracy reflects the position of the better responses, not the judge's preference"
     }

@@ -1,8 +1,8 @@
-"""The judges of Personalised RewardBench as its scripts ask them, with their parsers and quirks.
+"""The judges of Personalised RewardBench, prompted as in its scripts, with their parsers and quirks.
 
-`--prompts DIR` is the folder of the prompts in a checkout of the scripts; the system turn of the judges of single
-responses is a constant in the scripts, which are searched for a text with the known digest. Nothing of them is part of
-this project. One quirk is not copied: see :func:`prb_jax.behaviour.judges.ratings.fill_places`.
+`--prompts DIR` is the folder of prompts in a checkout of the scripts. The system turn of the judges of single responses
+is a constant in the scripts, so these are searched for a text with the known digest. This project contains no part of
+them. One quirk is not copied: see :func:`prb_jax.behaviour.judges.ratings.fill_places`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from prb_jax.text.visible import TextProtocol, render_profile
 PAIR_PROMPTS = MappingProxyType(
     {"pairwise_system.txt": "5438903c1bb5524d", "pairwise_user.txt": "6cdbfc0c2ce1eae2"}
 )
-"""The files of the judge of pairs, and the first digits of the sha256 of their text without blanks around it."""
+"""Files of the judge of pairs, and the first digits of the sha256 of their stripped text."""
 RUBRIC_PROMPT = ("evaluation.txt", "8dc668fadab47db9")
 SYSTEM_DIGEST = "f090ab5395942261"
 """The first digits of the sha256 of the system turn of the judges of single responses."""
 SCRIPTS = ("BoN/evaluate.py", "BoN/score.py", "PPO/evaluate.py", "PPO/reward_server.py")
-"""Scripts of the checkout that hold the system turn."""
+"""Scripts of the checkout that contain the system turn."""
 
 SEED = 42
 PAIR_TOKENS, NUMBER_TOKENS, LIST_TOKENS = 512, 10, 32
-UNREAD_NUMBER, UNREAD_LIST = 0.5, 0.0  # the scripts' score of a reply that cannot be read
+UNREAD_NUMBER, UNREAD_LIST = 0.5, 0.0  # the scripts' score for a reply that cannot be read
 
 _UNIT = re.compile(r"0?\.\d+|[01]\.?\d*")
 _LIST = re.compile(r"\[([^\]]+)\]")
@@ -49,7 +49,7 @@ _NUMBER = re.compile(r"-?\d+\.?\d*")
 
 
 def paper_verdict(reply: str) -> str | None:
-    """Return A or B as the paper's script reads it; None where it finds neither."""
+    """Return A or B as the paper's script reads it; None if it finds neither."""
     text = reply.strip().rsplit("</think>", 1)[-1].replace('"', "").replace("*", "").lower()
     if "result:" not in text:
         return None
@@ -57,10 +57,10 @@ def paper_verdict(reply: str) -> str | None:
 
 
 def paper_number(reply: str) -> float | None:
-    """Return the number of 0 to 1 that the paper's script reads; None where it takes its default, 0.5.
+    """Return the number from 0 to 1 that the paper's script reads; None if it would use its default, 0.5.
 
-    The whole text is a number (beyond the ends it counts as the end, and so does what is not finite), or else the
-    leftmost piece of it that looks like a number from 0 on.
+    If the whole text is a number, it is clipped to 0..1 (infinity and NaN too); otherwise the leftmost piece that looks
+    like a non-negative number is used.
     """
     text = reply.strip()
     try:
@@ -70,13 +70,13 @@ def paper_number(reply: str) -> float | None:
         if piece is None:
             return None
         value = float(piece[0])
-    return max(0.0, min(1.0, value))  # min gives 1 for what is not a number, as the script does
+    return max(0.0, min(1.0, value))  # min gives 1 for NaN, as in the script
 
 
 def paper_list(reply: str) -> float | None:
-    """Return the mean of the numbers that the paper's script reads; None where it takes its default, 0.
+    """Return the mean of the numbers that the paper's script reads; None if it would use its default, 0.
 
-    They are looked for between the first brackets, or everywhere. They are not held to 0..2, nor counted.
+    It searches between the first brackets, or everywhere. It neither limits the numbers to 0..2 nor checks their count.
     """
     text = reply.strip()
     inside = _LIST.search(text)
@@ -85,9 +85,9 @@ def paper_list(reply: str) -> float | None:
 
 
 def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
-    """Return the response that is shown as A in each comparison: a coin that starts again in every subset.
+    """Return the index of the response shown as A in each comparison: a coin that restarts in every subset.
 
-    The better response is A where `random.random()` is below one half.
+    The better response is A if `random.random()` is below one half.
     """
     coins: dict[str | None, random.Random] = {}
     firsts = []
@@ -100,7 +100,7 @@ def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
 
 @dataclass(frozen=True)
 class PaperPairs(JudgeProtocol):
-    """Asks in one order by a seeded coin, and counts a reply that cannot be read as A."""
+    """Asks in one order chosen by a seeded coin; a reply that cannot be read counts as A."""
 
     model: InWords
     system: str  # text of the system turn
@@ -159,15 +159,15 @@ class PaperPairs(JudgeProtocol):
 class PaperRatings(JudgeProtocol):
     """Rates one response at a time."""
 
-    model: InWords  # that is asked
+    model: InWords  # the model to ask
     # "paper-score", a number from 0 to 1; or "paper-rubric", 0, 1 or 2 for each aspect in one reply
     kind: str
     system: str  # text of the system turn
-    template: str  # with the places {question}, {answer}, and {profile} or {aspects}
+    template: str  # text with the places {question}, {answer}, and {profile} or {aspects}
 
     @property
     def shows_profile(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it is the judge without a rubric."""
+        """Whether this is the judge without a rubric."""
         return self.kind == PAPER_SCORE
 
     def identity(self) -> Mapping[str, Any]:
@@ -217,10 +217,10 @@ def open_paper_judge(
     """Return one of the paper's judges.
 
     Args:
-      protocol: "paper", "paper-score" or "paper-rubric".
-      prompts: the folder of the prompts in a checkout of the paper's scripts.
-      template: of "paper-score", with the places {question}, {profile} and {answer}. The scripts' default one is
-        that of the rubric judge, so that their numbers mean nothing: there is no default here.
+      protocol: Name of the judge: "paper", "paper-score" or "paper-rubric".
+      prompts: Folder of the prompts in a checkout of the paper's scripts.
+      template: Template of "paper-score", with the places {question}, {profile} and {answer}. The scripts default to
+        the template of the rubric judge, which makes their numbers meaningless, so there is no default here.
 
     Raises:
       RunError: a file cannot be read or is not the paper's, or the template is missing or lacks a place.
@@ -243,10 +243,10 @@ def open_paper_judge(
 
 
 def _question(comparison: Comparison) -> str:
-    """The question, which is all that the paper's judges are told of a prompt.
+    """Return the question: the only part of a prompt that the paper's judges see.
 
     Raises:
-      DataError: a prompt of several turns, for which the paper has no place.
+      DataError: the prompt has several turns, which the paper does not support.
     """
     if len(comparison.prompt) != 1 or comparison.context:
         raise DataError(
@@ -257,7 +257,7 @@ def _question(comparison: Comparison) -> str:
 
 
 def _paper_file(folder: str | Path, name: str, digest: str) -> str:
-    """The text of one prompt file of the scripts, without blanks around it; its sha256 begins with ``digest``."""
+    """Return the stripped text of one prompt file of the scripts; its sha256 must begin with ``digest``."""
     path = Path(folder) / name
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -294,7 +294,7 @@ def _spread(numbers: Sequence[float]) -> dict[str, float]:
     values = np.asarray(numbers, np.float64)
     return {
         "mean_rating": float(values.mean()),
-        "std": float(values.std()),  # of the population
+        "std": float(values.std()),  # population standard deviation
         "min": float(values.min()),
         "max": float(values.max()),
     }

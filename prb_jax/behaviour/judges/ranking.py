@@ -1,7 +1,7 @@
-"""The protocol "ranking": the best of all responses to a prompt in one question, and ratings where several are right.
+"""The protocol "ranking": one question about the best of all responses, or ratings if several responses are right.
 
-So are generative models evaluated on RewardBench 2: best of four in one prompt, and the subset Ties by ratings of each
-response from 1 to 10, an invalid one as -1. The prompts are ours.
+RewardBench 2 evaluates generative models like this: best of four in one prompt, and for the subset Ties a rating from 1
+to 10 of each response, with -1 for an invalid rating. The prompts are ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.runs.rows import Row
 
-RATING_SCALE: Final = (1, 10)  # of the subset Ties
+RATING_SCALE: Final = (1, 10)  # for the subset Ties
 INVALID_RATING: Final = -1.0
 
 _ONE_LETTER = "Which answer does this user prefer? Reply with one letter, {letters}, and nothing else."
@@ -41,15 +41,15 @@ _MARKUP: Final = " \n\r\t*`\"'.()[]:!"
 
 
 class RankLine(TypedDict):
-    """The fields of a judge that chooses the best response, or rates each of them."""
+    """The fields written by a judge that chooses the best response, or rates each of them."""
 
-    order: NotRequired[list[int]]  # which response is shown under each letter
+    order: NotRequired[list[int]]  # index of the response shown under each letter
     verdicts: NotRequired[list[str | None]]
     ratings: NotRequired[list[float | None]]
 
 
 def read_letter(reply: str, letters: str) -> str | None:
-    """Return the one of the letters that is the whole reply, or the whole line behind its last "verdict"."""
+    """Return the letter that is the whole reply, or the whole line after its last "verdict"."""
     answer = without_thoughts(reply)
     if answer is None:
         return None
@@ -59,21 +59,21 @@ def read_letter(reply: str, letters: str) -> str | None:
 
 
 def is_rated(comparison: Comparison) -> bool:
-    """Return whether the responses of a comparison are rated: those of the subset Ties, of which several are right."""
+    """Return whether the responses of a comparison are rated: in the subset Ties, where several are right."""
     return (comparison.subset or "").casefold() == "ties"
 
 
 @dataclass(frozen=True)
 class RankJudge(JudgeProtocol):
-    """Asks once which of all responses is the best, shown in an order that is drawn.
+    """Asks once which of all responses is the best, shown in random order.
 
-    The score of a response is the share of votes for it. Without a verdict all responses are equal, which RewardBench 2
-    credits with 1/K. Responses of the subset Ties are rated from 1 to 10 each; a rating that cannot be read is -1.
+    The score of a response is its share of the votes. Without a verdict all responses are equal, which RewardBench 2
+    credits with 1/K. Each response of the subset Ties is rated from 1 to 10; a rating that cannot be read becomes -1.
     """
 
     model: InWords
-    reason: bool = False  # whether the model thinks in words before it names its verdict
-    seed: int = 0  # of the orders
+    reason: bool = False  # whether the model thinks in words before its verdict
+    seed: int = 0  # seed of the orders
     line = RankLine
 
     @property
@@ -93,7 +93,7 @@ class RankJudge(JudgeProtocol):
             )
 
     def order(self, comparison: Comparison) -> list[int]:
-        """Return which response is shown under each letter: it depends on the seed, the id and the texts alone."""
+        """Return the index of the response shown under each letter; depends only on the seed, the id and the texts."""
 
         def drawn(place: int) -> bytes:
             text = f"{self.seed}/{comparison.id}/{comparison.responses[place]}"

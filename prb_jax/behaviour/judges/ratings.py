@@ -49,11 +49,11 @@ ASPECT_AFTER_REASONING = _ASPECT + (
     'Think about it, then end your reply with a line that says "Score: N", where N is {low} (not at all), 1 (partly) '
     "or {high} (very well)."
 )
-RUBRIC_SCALE: Final = (0, 2)  # absent, partly there, and there in every respect
+RUBRIC_SCALE: Final = (0, 2)  # absent, partly present, fully present
 
 PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _DECIMAL: Final = (
-    r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # behind a decimal comma one or two digits: 1,000 is neither
+    r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # at most two digits after a decimal comma, so 1,000 fails
 )
 _NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
 _SCORE = re.compile(
@@ -63,10 +63,10 @@ _SCORE = re.compile(
 
 @dataclass(frozen=True)
 class Scale:
-    """Whole numbers that a judge rates with, from the worst to the best one.
+    """Whole numbers that a judge rates with, from the worst to the best.
 
     Raises:
-      RunError: not two numbers in this order.
+      RunError: low is not below high.
     """
 
     low: int = 1
@@ -78,18 +78,18 @@ class Scale:
 
     @property
     def numbers(self) -> range:
-        """All of them."""
+        """All numbers of the scale."""
         return range(self.low, self.high + 1)
 
     @property
     def middle(self) -> float:
-        """The score of every response of a comparison with a reply that cannot be read: a tie, which is no win."""
+        """Score of every response if a reply of the comparison cannot be read: a tie, which never counts as a win."""
         return (self.low + self.high) / 2
 
     def read(self, reply: str) -> float | None:
-        """Return the number in a reply; None where it names none of the scale, or several.
+        """Return the number in a reply; None if it names no number of the scale, or several.
 
-        It is the last one after "score" or "rating", or else the only one. A thought that is not closed has none.
+        This is the last number after "score" or "rating", or else the only one. Unclosed thoughts give None.
         """
         answer = without_thoughts(reply)
         if answer is None:
@@ -112,9 +112,9 @@ class Scale:
         return value if self.low <= value <= self.high else None
 
     def expected(self, alternatives: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
-        """Return the expected number of tokens and their log-probabilities, and the probability of all numbers.
+        """Return the expected number, given tokens with log-probabilities, and the total probability of all numbers.
 
-        None where none of the tokens is a number of the scale.
+        None if no token is a number of the scale.
         """
         known = {str(number): number for number in self.numbers}
         masses: dict[int, float] = {}
@@ -132,15 +132,15 @@ class RatingTemplate:
     """The text that asks for a number.
 
     Raises:
-      RunError: a place is missing, or unknown.
+      RunError: a place is missing or unknown.
     """
 
-    # with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the
+    # contains the place {answer}, and {prompt} or, for a rubric, {aspect}; optionally {low} and {high}, the
     # ends of the scale
     text: str
-    where: str = "template"  # it is from, for messages
-    system: str | None = None  # text of a system turn before it; None for no such turn
-    rubric: bool = False  # asks for a number of each aspect of the true rubric; else for one of each response
+    where: str = "template"  # source of the text, for messages
+    system: str | None = None  # text of a preceding system turn; None for no such turn
+    rubric: bool = False  # asks for a number for each aspect of the true rubric; else one for each response
 
     def __post_init__(self) -> None:
         needed = ("answer", "aspect") if self.rubric else ("prompt", "answer")
@@ -149,15 +149,15 @@ class RatingTemplate:
 
     @property
     def digest(self) -> str:
-        """The beginning of the sha256 of the text, and of the system turn's."""
+        """The first digits of the sha256 of the text and the system turn."""
         parts = [self.text] if self.system is None else [self.system, self.text]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def questions(self, comparison: Comparison) -> int:
-        """Return how many numbers are asked for of each response; its score is their mean.
+        """Return how many numbers are asked for about each response; its score is their mean.
 
         Raises:
-          DataError: there is no aspect where each is asked for.
+          DataError: the comparison has no aspects but the template needs them.
         """
         if self.rubric:
             check_rubric(comparison)
@@ -166,7 +166,7 @@ class RatingTemplate:
     def conversations(
         self, comparison: Comparison, scale: Scale, *, profile_posts: int
     ) -> list[Conversation]:
-        """Return the conversations about the first response, one for each question, then those about the next one."""
+        """Return the conversations about each response in turn, one for each question."""
         prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
         texts = {"prompt": prompt, "low": str(scale.low), "high": str(scale.high)}
         asked = (
@@ -181,24 +181,24 @@ class RatingTemplate:
 
 
 def check_rubric(comparison: Comparison) -> None:
-    """Raise DataError for a comparison without a rubric."""
+    """Raise DataError if a comparison has no rubric."""
     if not comparison.rubric_aspects:
         raise DataError(
-            f"comparison {quote(comparison.id)}: has no rubric_aspects, by which responses could be rated"
+            f"comparison {quote(comparison.id)}: has no rubric_aspects, which rating a rubric requires"
         )
 
 
 def fill_places(template: str, texts: Mapping[str, str]) -> str:
-    """Return a template with texts in all places {name} at once.
+    """Return a template with all places {name} filled at once.
 
-    A place within a text stays as it is, so that a response that contains ``{Response_B}`` is not given the other one.
-    The paper's scripts put in one text after another, and replace such a place too: this quirk is not copied.
+    Places within the texts stay unchanged, so a response that contains ``{Response_B}`` does not pull in the other one.
+    The paper's scripts fill places one by one, which also replaces such a place; this quirk is not copied.
     """
     return PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
 
 
 def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequence[str]) -> None:
-    """Raise RunError for a template without a place that is needed, or with one that is not known."""
+    """Raise RunError if a template lacks a needed place, or has an unknown one."""
     places_in_text = set(PLACE.findall(text))
     for name in needed:
         if name not in places_in_text:
@@ -209,10 +209,10 @@ def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequen
 
 
 def read_text(path: str | Path, option: str) -> str:
-    """Return the text of a file of an option, without blanks around it.
+    """Return the stripped text of a file given by an option.
 
     Raises:
-      RunError: it cannot be read, or is empty; names the option.
+      RunError: the file cannot be read or is empty; names the option.
     """
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
@@ -226,15 +226,16 @@ def read_text(path: str | Path, option: str) -> str:
 def read_template(
     path: str | Path | None, *, reason: bool, system: str | Path | None = None, rubric: bool = False
 ) -> RatingTemplate:
-    """Return the template in a file, or the project's own one.
+    """Return the template from a file, or the project's own one.
 
     Args:
-      reason: whether the project's own one asks for reasons first.
-      system: a file with the text of a system turn, if there is one.
-      rubric: whether it asks for a number of each aspect.
+      path: File with the template; None for the project's own one.
+      reason: Whether the project's own template asks for reasons first.
+      system: File with the text of a system turn, if any.
+      rubric: Whether the template asks for a number for each aspect.
 
     Raises:
-      RunError: a file cannot be read, or is no template.
+      RunError: a file cannot be read, or is not a template.
     """
     before = None if system is None else read_text(system, "--system")
     if path is not None:
@@ -247,12 +248,12 @@ def read_template(
 class Ratings(JudgeProtocol):
     """Asks for a number for every response.
 
-    In words it is read from the reply, or it is the expected number of the most probable tokens that an endpoint tells.
-    By logits it is the expected number where the reply would begin, by the probabilities of the scale's tokens among
-    one another. A comparison with a reply that cannot be read is a tie, which is no win.
+    In words, the number is read from the reply, or is the expected value over the most probable tokens that an endpoint
+    returns. By logits, it is the expected value at the start of the reply, with probabilities normalised over the
+    scale's tokens. A comparison with a reply that cannot be read is a tie, which never counts as a win.
 
     Raises:
-      RunError: alternatives of a scale whose numbers are no single digits, of which one may begin another.
+      RunError: alternatives are used with numbers of several digits, where one number may begin another.
     """
 
     model: InWords | ByLogits
@@ -282,7 +283,7 @@ class Ratings(JudgeProtocol):
             "judge": "rubric" if self.template.rubric else "score",
             "way": way if self._alternatives is None else f"{way}, top {self._alternatives}",
             "scale": [self.scale.low, self.scale.high],
-            # of a model on this machine "template" is the digest of the chat template
+            # for a model on this machine, "template" is already the digest of the chat template
             ("template" if in_words else "rating_template"): self.template.digest,
         }
 
@@ -291,7 +292,7 @@ class Ratings(JudgeProtocol):
         self._questions(comparison)
 
     def _questions(self, comparison: Comparison) -> int:
-        """How many numbers each response is asked for."""
+        """Return how many numbers are asked for about each response."""
         return self.template.questions(comparison)
 
     def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
@@ -319,7 +320,7 @@ class Ratings(JudgeProtocol):
         return [self.scale.middle] * len(groups) if unread else details["ratings"], details
 
     def _read(self, reply: Reply) -> tuple[float | None, float | None]:
-        """The number of a reply, and the probability of all numbers where it stands."""
+        """Return the number of a reply, and the probability of all numbers at its position."""
         if reply.is_cut:
             return None, None
         if self._alternatives is None:
@@ -330,7 +331,7 @@ class Ratings(JudgeProtocol):
             return None, None
         ends = itertools.accumulate(len(token) for token, _ in reply.alternatives)
         places = [place for place, end in zip(reply.alternatives, ends, strict=True) if end > start]
-        # With reasons before it, the number is the last one that is named; else the first.
+        # After reasons, the verdict is the last number that is named; otherwise the first.
         places = reversed(places) if self.reason else places
         numbers = {str(number) for number in self.scale.numbers}
         for token, others in places:
@@ -366,7 +367,7 @@ class Ratings(JudgeProtocol):
 def load_numbers(
     model: str | Path, options: LoadOptions, scale: Scale, *, max_length: int | None
 ) -> ByLogits:
-    """Load a causal language model that is read at the logits of numbers; errors as of `load_by_logits`."""
+    """Load a causal language model that is read at the logits of numbers; raises the errors of `load_by_logits`."""
     texts = [str(number) for number in scale.numbers]
     return load_by_logits(
         model,
@@ -379,7 +380,7 @@ def load_numbers(
 
 
 def _mean_vote(votes: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
-    """The mean number of the votes that can be read; the vote itself where it is the only one."""
+    """Return the mean number of the readable votes; a single vote is returned unchanged."""
     if len(votes) == 1:
         return votes[0]
     return _mean([number for number, _ in votes if number is not None]), None

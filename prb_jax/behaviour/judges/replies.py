@@ -1,4 +1,4 @@
-"""Read a judge's reply: take off its thoughts, and find its verdict, A or B."""
+"""Read a judge's reply: remove its thoughts, and find its verdict, A or B."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prb_jax.records.template_marks import without_end_marks
 
 _WORDS: Final = "think|thought|reason|rationale|reflect|scratchpad|analysis|monologue"
 _NAME: Final = rf"(?:[\w:.-]{{0,30}}(?:{_WORDS})[\w:.-]{{0,30}}|cot)"
-"""Names by which models mark thoughts, as `seed:think`, `internal_reasoning` and `chain_of_thought`."""
+"""Names with which models mark thoughts, e.g. `seed:think`, `internal_reasoning` and `chain_of_thought`."""
 _THOUGHTS: Final = (
     (rf"<{_NAME}\s*>", rf"</{_NAME}\s*>"),
     (rf"<\|(?!/|end){_NAME}\|>", rf"<\|(?:/|end[_-]?){_NAME}\|>"),  # <|START_THINKING|>, <|end_of_thought|>
@@ -19,11 +19,11 @@ _THOUGHTS: Final = (
     (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
     (r"<\|channel>thought", r"<channel\|>"),
     (r"<unused94>thought", r"<unused95>"),
-    (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),  # harmony: whatever is not final is a thought
+    (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),  # harmony: all but `final`
     (r"\A(?:assistant)?analysis(?=[A-Z])", r"assistantfinal"),  # harmony without its special tokens
     (r"\AThinking\.\.\.\s", r"\.\.\.done thinking\."),
 )
-"""Marks before and behind the thoughts of models."""
+"""Marks before and after the thoughts of models."""
 
 _OPENING_MARKS: Final = "|".join(opened for opened, _ in _THOUGHTS)
 _OPENED, _CLOSED = (re.compile("|".join(marks), re.IGNORECASE) for marks in zip(*_THOUGHTS, strict=True))
@@ -33,7 +33,7 @@ _SHOWN: Final = re.compile(
     r"\b(?:answer|response|option|assistant)\s+[abAB]\b|(?<![\w/'’])[AB](?![\w/'’])|"
     r"(?<![\w/'’])[ab](?=\s*(?:[.,;:!?]|$))"
 )
-"""A letter of an answer, and not an article."""
+"""A letter that names an answer, as opposed to an article."""
 _EITHER: Final = re.compile(
     r"\(?\b(?:between a and b|a ?(?:or|/|vs\.?|versus) ?b)\b\)?\s*[:?]?", re.IGNORECASE
 )
@@ -58,7 +58,7 @@ _BEFORE: Final = re.compile(
     r"i|i['’]d|we|the user|this user|user|would|will|prefers?|chooses?|chose|picks?|selects?)(?!\w)[\s:]*)+",
     re.IGNORECASE,
 )
-"""What may stand before the letter of the better answer: all of it speaks for the letter."""
+"""Words that may precede the letter of the better answer: all of them support the letter."""
 _BETTER: Final = re.compile(
     rf"\s+(?:{_ADVERB}\s+)*(?:wins|won|prevails|is(?:\s+{_ADVERB})*\s+(?:preferred|preferable|superior|stronger|better|best|"
     rf"(?:the\s+)?(?:{_ADJECTIVE}\s+)*(?:winner|better|best|one|answer|response|option|choice|pick)))"
@@ -72,7 +72,7 @@ _REASON: Final = re.compile(
     r"(?:[.!;](?=\s|$)|\s[-–—]+\s|\s*[—(]|,?\s(?:because|since|due to|given|though|although)\b)",
     re.IGNORECASE,
 )
-"""Where a verdict ends and its reason begins."""
+"""Separates a verdict from its reason."""
 _AGAIN: Final = re.compile(
     r"\b(?:wait|actually|correction|scratch that|on second thoughts?|hmm|sorry|i mean)\b|\bno\s*[,:;.!–—]",
     re.IGNORECASE,
@@ -90,18 +90,18 @@ _UNDECIDED: Final = re.compile(
 
 
 def has_thoughts(reply: str) -> bool:
-    """Return whether a reply holds a mark that begins or ends thoughts."""
+    """Return whether a reply contains a mark that opens or closes thoughts."""
     return bool(_OPENED.search(reply) or _CLOSED.search(reply))
 
 
 def opened_thoughts(prompt: str) -> str:
-    """Return the mark that ends a prompt and begins the model's thoughts, as some chat templates have it; else ""."""
+    """Return the mark at the end of a prompt that opens the model's thoughts, as in some chat templates; else ""."""
     opened = re.search(rf"(?:{_OPENING_MARKS})\s*\Z", prompt, re.IGNORECASE)
     return opened[0] if opened else ""
 
 
 def answer_start(reply: str) -> int | None:
-    """Return where the answer behind the thoughts begins; None if a thought is not closed."""
+    """Return where the answer after the thoughts begins; None if a thought is not closed."""
     start = max((closed.end() for closed in _CLOSED.finditer(reply)), default=0)
     return None if _OPENED.search(reply, start) else start
 
@@ -113,11 +113,11 @@ def without_thoughts(reply: str) -> str | None:
 
 
 def read_verdict(reply: str) -> str | None:
-    """Return A or B: the whole reply, or the letter behind its last "verdict".
+    """Return A or B: the whole reply, or the letter after its last "verdict".
 
-    A line behind "verdict" must be of a form that can only mean its letter: the letter alone, with words that speak for
-    it before it ("a slight edge to B") or behind it ("B is better than A"), and perhaps a reason. Any other line that
-    names a letter has no verdict, and so have ties, a verdict that is taken back, and a thought that is not closed.
+    A line after "verdict" must have a form that can only mean its letter: only the letter, with supporting words before
+    it ("a slight edge to B") or after it ("B is better than A"), and optionally a reason. Any other line that names a
+    letter has no verdict. Neither have ties, retracted verdicts and unclosed thoughts.
     """
     answer = without_thoughts(reply)
     if answer is None:
@@ -139,7 +139,7 @@ def read_verdict(reply: str) -> str | None:
 
 
 def _decided_letter(line: str) -> str | None:
-    """Return the letter of the better answer; "" if the line decides nothing, None if it is no verdict at all."""
+    """Return the letter of the better answer; "" if the line decides nothing, None if it is not a verdict."""
     verdict, *reason = _REASON.split(line.lstrip(" ,:?").rstrip(" ,:"), maxsplit=1)
     if reason and (_AGAIN.search(reason[0]) or _WORSE.match(reason[0])):
         return ""

@@ -1,4 +1,4 @@
-"""The one scorer of all judges: it evaluates, and keeps its judgements, or it rates texts as a reward."""
+"""The scorer shared by all judges: it evaluates and records its judgements, or rates texts as a reward."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from prb_jax.text.view import ChosenView, View, ViewOptions
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
-TOGETHER = 64  # comparisons that are judged at a time
+TOGETHER = 64  # comparisons to judge at a time
 
 
 class JudgementLine(TypedDict):
-    """A line of ``judgements.jsonl``; the protocol adds fields of its own."""
+    """A line of ``judgements.jsonl``; the protocol adds more fields."""
 
     id: str
     judge: str
@@ -38,22 +38,22 @@ class JudgementLine(TypedDict):
     replies: NotRequired[list[str]]
     prompt_tokens: NotRequired[list[int | None]]
     completion_tokens: NotRequired[list[int | None]]
-    finish: NotRequired[list[str | None]]  # of replies in words: why each ends
-    seeds: NotRequired[list[int]]  # of each conversation, where replies are drawn
+    finish: NotRequired[list[str | None]]  # why each reply in words ends
+    seeds: NotRequired[list[int]]  # seed of each conversation, if replies are drawn
 
 
 class VerdictLine(TypedDict):
-    """The fields of a judge that names A or B."""
+    """The fields written by a judge that names A or B."""
 
     first: int
     verdicts: list[str | None]
     letter_mass: NotRequired[list[float]]
-    share: NotRequired[float]  # of the votes that are for response 0: the mean of both orders
+    share: NotRequired[float]  # share of votes for response 0: mean of both orders
     share_ci95: NotRequired[list[float] | None]
 
 
 class RatingLine(TypedDict):
-    """The fields of a judge that rates each response."""
+    """The fields written by a judge that rates each response."""
 
     ratings: list[float | None]
     failed_parses: NotRequired[int]
@@ -67,19 +67,19 @@ Conversation = tuple[Message, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says to the conversations about one comparison."""
+    """A model's answers to the conversations about one comparison."""
 
-    tokens: int  # of prompts and replies, as far as they are known
+    tokens: int  # known tokens of prompts and replies
     posts_dropped: int  # posts that did not fit
-    replies: Sequence[Reply] = ()  # in words; none of a model that is read where its reply would begin
-    # values, masses: float32 [conversations], of such a model: of its read-out, and the probability of the
-    # read-out's tokens together, among all tokens
+    replies: Sequence[Reply] = ()  # replies in words; empty for a model read by logits
+    # values, masses: float32 [conversations], for a model read by logits: its read-out, and the total probability
+    # of the read-out's tokens among all tokens
     values: Sequence[float] = ()
     masses: Sequence[float] = ()
-    seeds: Sequence[int] = ()  # of each conversation, where replies are drawn
+    seeds: Sequence[int] = ()  # seed of each conversation, if replies are drawn
 
     def __add__(self, other: Answer) -> Answer:
-        """Return what a model says to the conversations of both."""
+        """Return the answers to the conversations of both."""
         joined = {
             name: (*getattr(self, name), *getattr(other, name))
             for name in ("replies", "values", "masses", "seeds")
@@ -88,7 +88,7 @@ class Answer:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What a run keeps of replies."""
+        """Fields of the replies that a run records."""
         if not self.replies:
             return {}
         return {
@@ -101,51 +101,51 @@ class Answer:
 
 
 class Judgement(NamedTuple):
-    """What a judge finds of a comparison."""
+    """A judge's result for a comparison."""
 
-    scores: Any  # [K], of the responses
-    details: dict[str, Any]  # what else is kept: verdicts or ratings, probabilities
+    scores: Any  # [K], scores of the responses
+    details: dict[str, Any]  # other recorded fields: verdicts or ratings, probabilities
     answer: Answer
 
 
 class JudgeProtocol:
-    """How a judge is asked about a comparison, and how its answer is read: the base of every protocol."""
+    """How to ask a judge about a comparison, and how to read its answer: the base class of every protocol."""
 
-    model: Any  # that is asked: `prb_jax.behaviour.judges.chat.InWords` or `ByLogits`
-    shows_profile: bool = True  # whether it can be shown posts of the user
-    line: ClassVar[Any] = RatingLine  # the fields that it adds to a judgement
+    model: Any  # the model to ask: `prb_jax.behaviour.judges.chat.InWords` or `ByLogits`
+    shows_profile: bool = True  # whether prompts can include posts of the user
+    line: ClassVar[Any] = RatingLine  # the fields that the protocol adds to a judgement
     compares: ClassVar[bool] = (
-        False  # whether what a response is worth depends on the others of its comparison
+        False  # whether the score of a response depends on the other responses of its comparison
     )
 
     def identity(self) -> Mapping[str, Any]:
-        """Everything that decides the judgements, JSON-ready."""
+        """Everything that determines the judgements, JSON-ready."""
         raise NotImplementedError
 
     def check(self, comparison: Comparison) -> None:
-        """Raise DataError for a comparison that cannot be judged in this way."""
+        """Raise DataError if this protocol cannot judge a comparison."""
         if comparison.labels is None:
             raise DataError(f"comparison {quote(comparison.id)}: has no labels")
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        """Return which response is shown as A at first in each of all comparisons; 0 where one is shown at a time.
+        """Return the index of the response shown as A first in each comparison; 0 if one is shown at a time.
 
         Raises:
-          DataError: a comparison that cannot be judged in this way.
+          DataError: this protocol cannot judge a comparison.
         """
         for comparison in comparisons:
             self.check(comparison)
         return [0] * len(comparisons)
 
     def ask(self, comparison: Comparison, first: int, posts: int) -> Sequence[Conversation]:
-        """Return the conversations about a comparison, with ``posts`` posts of its profile."""
+        """Return the conversations about a comparison, including ``posts`` posts of its profile."""
         raise NotImplementedError
 
     def judge(self, members: Sequence[tuple[Comparison, int]], *, posts: int) -> list[Judgement]:
-        """Return the judgement of each comparison, of which the response with the second number is shown as A first.
+        """Return the judgement of each comparison; the number beside it is the response to show as A first.
 
         Raises:
-          DataError, RunError: as the model that is asked.
+          DataError, RunError: errors of the model that is asked.
         """
         asks = [partial(self.ask, *member) for member in members]
         answers = self.model.answers([comparison for comparison, _ in members], asks, posts=posts)
@@ -155,15 +155,15 @@ class JudgeProtocol:
         ]
 
     def with_max_length(self, length: int) -> Self:
-        """Return the same protocol, with conversations of at most so many tokens."""
+        """Return the same protocol with a limit of ``length`` tokens for conversations."""
         return cast(Self, replace(cast(Any, self), model=replace(self.model, max_length=length)))
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
-        """Return the scores [K] of the responses, and what else is kept: verdicts or ratings, probabilities."""
+        """Return the scores [K] of the responses, and other fields to record: verdicts or ratings, probabilities."""
         raise NotImplementedError
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return the figures of the judgements of comparisons."""
+        """Return statistics of the judgements of comparisons."""
         raise NotImplementedError
 
 
@@ -171,17 +171,17 @@ class JudgeProtocol:
 class JudgeScorer(Scorer):
     """A judge as a scorer.
 
-    With a folder it is what `prb_jax.evaluate` takes, and its judgements are kept there. Without one it is a reward: it
+    With a folder, `prb_jax.evaluate` accepts it, and its judgements are recorded there. Without one it is a reward: it
     needs no labels, its scores are the ratings, and a rating that cannot be read is NaN.
     """
 
-    protocol: JudgeProtocol  # how the judge is asked; as a reward it has "ratings" among what it keeps
-    # of the user that a reward shows where its caller does not say; `prb_jax.evaluate` always does
+    protocol: JudgeProtocol  # how the judge is asked; as a reward, its details must include "ratings"
+    # number of posts that a reward shows by default; `prb_jax.evaluate` always sets it
     posts: int
-    folder: Path | None = None  # where judgements are kept
-    # that is asked, so that one process alone asks; None for a model on this machine
+    folder: Path | None = None  # where judgements are recorded
+    # endpoint, which only one process asks; None for a model on this machine
     endpoint: Endpoint | None = None
-    name: str | None = None  # in tables; that of the model if not given
+    name: str | None = None  # name in tables; default: the model's name
 
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length")
     judges: ClassVar[bool] = True
@@ -189,12 +189,12 @@ class JudgeScorer(Scorer):
 
     @property
     def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether what a response is worth depends on the others of its comparison."""
+        """Whether the score of a response depends on the other responses of its comparison."""
         return self.protocol.compares
 
     @property
     def decided(self) -> str:
-        """Why it has no other options."""
+        """Why other options do not apply."""
         return "a judge is asked about one comparison at a time"
 
     @cached_property
@@ -208,27 +208,27 @@ class JudgeScorer(Scorer):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
     def identity(self) -> Mapping[str, Any]:
-        """Everything that decides its judgements."""
+        """Everything that determines the judgements."""
         return {**self._identity} | ({} if self.name is None else {"name": self.name})
 
     @property
     def has_max_length(self) -> bool:
-        """Whether conversations have a longest length: those of a model on this machine that is read at logits."""
+        """Whether the length of conversations is limited: only for a model on this machine that is read at logits."""
         return hasattr(self.protocol.model, "max_length")
 
     def kept_in(self, folder: Path) -> JudgeScorer:
-        """Return the same judge, whose judgements are kept in another folder."""
+        """Return the same judge with another folder for its judgements."""
         return replace(self, folder=folder)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
-        """Return whether posts are in a prompt, which names no user."""
+        """Return whether prompts contain posts; they never name a user."""
         return view.profile_posts > 0 and any(one.profile for one in comparisons)
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
-        """Return the view; a reward shows as many posts as it was opened with, if the caller asks for none.
+        """Return the view; a reward shows as many posts as it was opened with, unless the caller sets a number.
 
         Raises:
-          RunError: for a reward, an option is set that judges do not have.
+          RunError: a reward has an option set that judges do not have.
         """
         if self.folder is not None:
             return super().choose_view(options)
@@ -248,12 +248,12 @@ class JudgeScorer(Scorer):
         skip: Skip = skip_nothing,
         **_: Any,
     ) -> Iterator[ScoredBatch]:
-        """Judge every comparison once, some at a time; a judgement that is kept is on disk before its scores are given.
+        """Judge every comparison once, in parts; a recorded judgement is on disk before its scores are yielded.
 
         Raises:
-          DataError: a comparison that does not fit, or has no rubric where one is asked for.
-          RunError: an endpoint refuses, is down, or answers with something malformed; or posts are asked of a judge
-            that has no place for them. A reward has given the scores of all comparisons before the one that cannot be
+          DataError: a comparison does not fit, or lacks a rubric that the protocol needs.
+          RunError: an endpoint rejects a request, is down, or returns something malformed; or posts are requested from
+            a judge that cannot show them. A reward yields the scores of all comparisons before the one that cannot be
             rated.
         """
         view = view or self.choose_view(ViewOptions()).view
@@ -305,14 +305,14 @@ class JudgeScorer(Scorer):
                 except PrbError:
                     if file is not None:
                         raise
-                    # One after the other, so that the one at fault is known; replies that came are kept.
+                    # Retry one by one, which identifies the failing comparison; cached replies are reused.
                     for index in indices:
                         yield judged([index])
 
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.
+        """Return statistics of all recorded judgements, and for an endpoint its tokens and cost.
 
-        The judgements are put into the order of the comparisons.
+        Sorts the judgements into the order of the comparisons.
 
         Raises:
           RunError: a judgement is missing.
@@ -328,7 +328,7 @@ class JudgeScorer(Scorer):
                     )
                 where = f"{path}: the judgement of {quote(key[1])}"
                 check_schema(file.rows[key], self.protocol.line, where=where, error=RunError)
-            # Those of parts that were merged have no order yet; a folder may hold another judge's too.
+            # Merged parts are unsorted; a folder may also contain another judge's rows.
             rows = file.finish(keys) if len(file.rows) == len(keys) else [file.rows[key] for key in keys]
         figures = self.protocol.figures(rows, comparisons)
         if self.endpoint is None:
@@ -346,7 +346,7 @@ class JudgeScorer(Scorer):
 
 
 def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tuple[str, ...]]:
-    """Return the user's request, behind the user's posts, as one text; and the responses."""
+    """Return the user's posts and request as one text, and the responses."""
     shown = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
     turns = shown.prefix_messages
     if len(turns) == 1 and not turns[0].context:
@@ -355,17 +355,17 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
 
 
 def cut_replies(rows: Sequence[Row]) -> dict[str, int]:
-    """Return the figure "cut_replies", how many reached the most tokens and have no verdict, if there are any."""
+    """Return {"cut_replies": count} of replies that reached the token limit and have no verdict; empty if none."""
     cut = sum(row.get("finish", []).count("length") for row in rows)
     return {"cut_replies": cut} if cut else {}
 
 
 def nothing_read(why: str = "replies could not be read", *, undefined: bool) -> dict[str, Any]:
-    """Return the figures "warning" and "undefined" of a judge that judged no comparison.
+    """Return the entries "warning" and "undefined" for a judge that judged no comparison.
 
     Args:
       why: Reason.
-      undefined: Whether all scores are ties then, and no figure of the run is defined.
+      undefined: Whether all scores are ties then, which leaves every figure of the run undefined.
     """
     problem = f"no comparison could be judged, for {why}"
     return {"warning": f"{problem}: see {JUDGEMENTS}", **({"undefined": problem} if undefined else {})}

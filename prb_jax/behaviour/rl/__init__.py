@@ -1,1 +1,1 @@
-"""Policies trained by rewards: PPO, GRPO, RLOO, REINFORCE++ and DPO on trees of rollouts."""
+"""Policies trained with rewards: PPO, GRPO, RLOO, REINFORCE++ and DPO on trees of rollouts."""

@@ -1,7 +1,7 @@
-"""From scores of rollouts to advantages of tokens: one compiled function of the arrays of a whole step.
+"""Turn scores of rollouts into advantages of tokens: one compiled function of the arrays of a whole step.
 
-Letters: B prompts, K rollouts of each, R columns of tokens. Values and returns have R + 1 columns: the last state of a
-rollout has seen all of its tokens.
+Letters: B prompts, K rollouts of each, R columns of tokens. Values and returns have R + 1 columns, because the last
+state of a rollout has seen all of its tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from prb_jax.behaviour.rl.settings import PpoSettings
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What a step learns from each token."""
+    """Training signal of a step for each token."""
 
     advantages: jax.Array  # float32 [B, K, R]
     returns: jax.Array  # float32 [B, K, R + 1]
     value_mask: jax.Array  # float32 [B, K, R + 1], states whose value is trained
-    numbers: dict[str, jax.Array]  # float32 [] by name, to be reported
+    numbers: dict[str, jax.Array]  # float32 [] by name, to report
 
 
 @functools.partial(jax.jit, static_argnames="settings")
@@ -53,13 +53,13 @@ def credit(
     """Return advantages and returns of all tokens of a step.
 
     Args:
-      scores: float32 [B, K], of the reward.
-      ended: bool [B, K], whether a stop token is the last one.
-      lengths: int32 [B, K], tokens of each rollout.
-      logprobs, reference: float32 [B, K, R], under the policy that drew them, and under the reference.
-      values: float32 [B, K, R + 1], as the value function has them; 0 without one.
-      coefficient: float32 [], of the KL.
-      settings: of the run.
+      scores: Scores of the reward, float32 [B, K].
+      ended: Whether a stop token is the last one, bool [B, K].
+      lengths: Tokens of each rollout, int32 [B, K].
+      logprobs, reference: Log-probabilities under the policy that drew them, and the reference, float32 [B, K, R].
+      values: Values of the value function, float32 [B, K, R + 1]; 0 without one.
+      coefficient: Coefficient of the KL, float32 [].
+      settings: Settings of the run.
     """
     chosen, algorithm = settings.advantage, settings.algorithm
     columns = logprobs.shape[-1]
@@ -71,7 +71,7 @@ def credit(
     kl = jnp.where(mask > 0, kl_estimate(logprobs, reference, settings.kl_estimator), 0.0)
     penalties = coefficient * kl if settings.kl_in_reward else jnp.zeros_like(kl)
     at_end = chosen.value_at_end and settings.with_values
-    # One more column than tokens: the state after the last token, where it counts.
+    # One more column than tokens: the state after the last token, if it is used.
     penalties = jnp.pad(penalties, ((0, 0), (0, 0), (0, 1)))
     value_mask = (jnp.arange(columns + 1) < lengths[..., None] + int(at_end)).astype(jnp.float32)
     rewards = token_rewards(scored, lengths if at_end else lengths - 1, penalties)

@@ -1,4 +1,4 @@
-"""`algorithm=dpo`: the policy learns which response of a pair is preferred, held to its reference."""
+"""`algorithm=dpo`: the policy learns which response of a pair is preferred, regularised towards its reference."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def encode_pairs(
 ) -> Iterator[Tree]:
     """Yield the trees of labelled pairs, the chosen response first, each up to its last stop token.
 
-    What the template writes behind that token is no part of a response; where it writes none, the policy's first stop
-    token is put behind it. Tokens with which both responses begin belong to the prefix: their log-ratios are equal and
-    cancel in the loss.
+    Text that the template writes after this token is not part of a response. If the template writes no stop token, the
+    policy's first stop token is appended. Tokens that both responses begin with belong to the prefix: their log-ratios
+    are equal and cancel in the loss.
 
     Raises:
-      DataError: a comparison that is no pair of different labels, or does not fit; names it.
+      DataError: a comparison is not a pair with different labels, or does not fit; names it.
     """
     for comparison in comparisons:
         labels = comparison.labels
@@ -60,7 +60,7 @@ def encode_pairs(
 
 
 def pair_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
-    """Return what :func:`pair_loss` needs of a minibatch."""
+    """Return the targets of :func:`pair_loss` for a minibatch."""
     mask = batch.mask[rows]
     of_each = np.ones(mask.shape[:2], np.float32)
     return Targets(mask=mask, reference=batch.reference[rows], weights=of_each / len(rows))

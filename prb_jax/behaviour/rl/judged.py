@@ -1,4 +1,4 @@
-"""Rewards that are judges: language models that give each rollout a number."""
+"""Judges as rewards: language models that rate each rollout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prb_jax.scoring.remote.endpoint import REPLIES
 
 
 def kinds_of(judge: JudgeScorer) -> set[str]:
-    """Return the kinds of a judge, by the names of `Reward.kinds`."""
+    """Return the kinds of a judge, as named in `Reward.kinds`."""
     kinds = {"judge", "judge elsewhere" if judge.endpoint else "judge here"}
     kinds |= {SCORE: {"judge with a scale"}, "pairs": {"judge of pairs"}}.get(
         judge.identity()["judge"], set()
@@ -22,7 +22,7 @@ def kinds_of(judge: JudgeScorer) -> set[str]:
 
 
 def open_judged(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
-    """Open the judge of a name as `judge:MODEL`; a run that was killed asks an endpoint nothing twice."""
+    """Open a judge by name, e.g. `judge:MODEL`; a resumed run repeats no request to an endpoint."""
     scoring, asked, named = settings.scoring, settings.scoring.judge, parse_judge(name)
     names = [
         "reason",

@@ -1,5 +1,5 @@
-"""The policy in training: its weights, those of its value function, and the reference; what they say of a step, and
-updates from it."""
+"""The policy in training: its weights, the weights of its value function, and the reference; log-probabilities and
+values for a step, and updates."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 _STEPS_PACKED = 4
-"""Steps whose streams decide how many of their states are read."""
+"""Number of simulated steps that determine how many states of a stream are read."""
 
 
 class Learner(Trainer):
-    """One policy in training; :meth:`begin` gives it weights. Only headers of its files are read before that.
+    """One policy in training; :meth:`begin` loads its weights. Before that, only headers of its files are read.
 
     Args:
-      settings: of the run.
+      settings: Settings of the run.
 
     Attributes:
-      policy: without weights: program, tokenizer and stop tokens.
-      actor: all that is static.
-      objective: what it learns from.
+      policy: Program, tokenizer and stop tokens, without weights.
+      actor: Static parts of the policy.
+      objective: Training objective.
 
     Raises:
-      CheckpointError: no causal language model, or one that cannot be used.
+      CheckpointError: the model is not a causal language model, or not usable.
       MeshError: the mesh does not fit the devices or the model.
     """
 
@@ -118,20 +118,20 @@ class Learner(Trainer):
         return lambda folder: None if adapter else copy_file(self._opened.folder.path / name, folder / name)
 
     def plan(self, trees: Sequence[Tree], order: Order) -> None:
-        """Choose the shapes of microbatches: for these trees, or as large ones, that are seen in this order."""
+        """Choose the shapes of microbatches for these trees, or trees of the same sizes, visited in this order."""
         batch = self.settings.batch
         parts = batch.prompts // (batch.minibatch or batch.prompts)
         together = [part for step in range(STEPS_SIMULATED) for part in np.split(order.step(step), parts)]
         steps = self.settings.steps * batch.updates
         self._plan(Held(trees), together, per_step=batch.prompts // parts, steps=steps)
-        self._states = dict[tuple[int, ...], int]()  # by the sizes of a batch, how many states are read
+        self._states = dict[tuple[int, ...], int]()  # number of read states, by the shape of a batch
         for members in together[:_STEPS_PACKED]:
             of_step = [trees[member] for member in members]
             for part in self._layout.microbatches(of_step):
                 self._read(part, of_step, 0)
 
     def look(self, batch: Rollouts) -> Rollouts:
-        """Add what policy, reference and value function of now say of every token."""
+        """Add log-probabilities of the current policy and the reference, and values, of every token."""
         count, responses, columns = batch.mask.shape
         logprobs, reference = np.zeros((2, count, responses, columns), np.float32)
         values = np.zeros((count, responses, columns + 1), np.float32)
@@ -146,11 +146,11 @@ class Learner(Trainer):
         return replace(batch, logprobs=logprobs * batch.mask, reference=reference * batch.mask, values=values)
 
     def updates(self, batch: Rollouts, *, step: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
-        """Make the updates of a step, and yield rows and numbers of each; one whose ``finite`` is 0 changed nothing."""
+        """Make the updates of a step, and yield rows and metrics of each; if ``finite`` is 0, nothing was updated."""
         settings, count = self.settings, len(batch.trees)
         epochs, size = settings.batch.epochs, settings.batch.minibatch or count
         for epoch in range(epochs):
-            # One epoch over everything needs no order; others have one that depends on (seed, step, epoch) alone.
+            # A single full batch needs no order; otherwise the order depends only on (seed, step, epoch).
             order = permutation(count, settings.seed, (step + 1) * epochs + epoch)
             for start in range(0, count, size):
                 rows = np.sort(order[start : start + size])
@@ -158,7 +158,7 @@ class Learner(Trainer):
                 yield rows, {name: float(np.asarray(value)) for name, value in metrics.items()}
 
     def microbatches(self, batch: Rollouts, rows: np.ndarray) -> list[Microbatch]:
-        """Return the microbatches of an update from these rows of a step, with what the loss needs."""
+        """Return the microbatches of an update from these rows of a step, with the targets of the loss."""
         targets, trees = (
             self.objective.targets(batch, rows, self.settings),
             [batch.trees[row] for row in rows],
@@ -171,7 +171,7 @@ class Learner(Trainer):
         return parts
 
     def _read(self, part: Microbatch, trees: Sequence[Tree], columns: int) -> Reads:
-        """Where the responses of a microbatch are read, in as many states as any such stream had so far."""
+        """Return the read positions of a microbatch's responses, padded to the most states seen for its shape."""
         batch = part.batch
         assert isinstance(batch, StreamBatch)
 
@@ -185,14 +185,14 @@ class Learner(Trainer):
 
 
 def _views(array: np.ndarray, part: Microbatch, responses: int) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The members of a microbatch and their responses [n, K, ...], as views of an array [B, K, ...] of all of it."""
+    """Yield the members of a microbatch and views [n, K, ...] of their responses in its array [B, K, ...]."""
     for row, group in enumerate(part.groups):
         view = array[row, : len(group) * responses]
         yield list(group), view.reshape(len(group), responses, *array.shape[2:])
 
 
 def _cut(array: np.ndarray, part: Microbatch, reads: Reads) -> np.ndarray:
-    """An array [n, K, ...] of a minibatch as a microbatch has it [B, K, ...]; 0 beside its responses."""
+    """Arrange an array [n, K, ...] of a minibatch for a microbatch, [B, K, ...]; 0 in unused places."""
     cut = np.zeros((*reads.index.shape[:2], *array.shape[2:]), np.float32)
     for members, view in _views(cut, part, array.shape[1]):
         view[...] = array[members]
@@ -200,7 +200,7 @@ def _cut(array: np.ndarray, part: Microbatch, reads: Reads) -> np.ndarray:
 
 
 def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
-    """Return (state, frozen, batch, reads) -> log-probabilities, those of the reference, and values."""
+    """Return (state, frozen, batch, reads) -> log-probabilities of policy and reference, and values."""
     settings = actor.settings
 
     def look(state: TrainState, frozen: Params, batch: StreamBatch, reads: Reads) -> Any:

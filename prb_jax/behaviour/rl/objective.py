@@ -1,12 +1,11 @@
-"""What a policy is trained for: what it says of every token of the responses of a batch, and losses of that.
+"""Objectives of policies: log-probabilities of every token of the responses of a batch, and losses of these.
 
 Responses are read in packed streams: see :mod:`prb_jax.trees.response_reads`.
 
-The weights of tokens are made once for a whole minibatch and add up to the mean that was asked for, so the sum over
-microbatches is the loss, in however many it is computed.
+Token weights are computed once for a whole minibatch and sum to the requested mean. The sum over microbatches is
+therefore the loss, however many there are.
 
-Letters: B streams, K responses that each has room for, R response tokens, M states that are read in each, V vocabulary,
-D model.
+Letters: B streams, K response slots in each, R response tokens, M states that are read in each, V vocabulary, D model.
 """
 
 from __future__ import annotations
@@ -51,57 +50,57 @@ if TYPE_CHECKING:
     from prb_jax.behaviour.rl.rollouts import Rollouts
 
 POLICY, VALUE = "policy", "value"
-"""The groups of parameters: those of the policy, and those of the value function, where there is one."""
+"""The groups of parameters: the policy, and the value function if there is one."""
 
 FEW_READS = 4
-"""The last layer computes the read places alone where they are at most one in so many of the tokens of a stream."""
+"""The last layer computes only the read places if they are at most one in FEW_READS of the tokens of a stream."""
 
 LOGITS_AT_ONCE = 1 << 24
-"""About so many logits are in memory at a time: the tokens of a response are taken in runs."""
+"""Approximate number of logits in memory at a time: the tokens of a response are processed in runs."""
 
 LOGITS_IN_CACHE, LEAST_RUN = 1 << 20, 128
-"""On CPUs so many, which stay in the cache between the passes over them; but no run is so short that most of its time
-goes to reading the matrix of the head."""
+"""On CPUs, this many logits stay in the cache between passes. Runs have a minimum length; otherwise reading the matrix
+of the head would dominate."""
 
 Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """All that is static of a policy in training."""
+    """The static parts of a policy in training."""
 
-    settings: PpoSettings  # of the run
+    settings: PpoSettings  # settings of the run
     config: DecoderConfig  # architecture, with a :class:`prb_jax.models.head.LanguageHead`
     mesh: Mesh  # devices
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of activations."""
+        """Type of activations."""
         return jnp.dtype(self.settings.dtype)
 
     @property
     def temperature(self) -> float:
-        """At which tokens are drawn."""
+        """Temperature at which tokens are drawn."""
         labelled = self.settings.algorithm in LABELLED
         return 1.0 if labelled else self.settings.rollout.temperature
 
     @property
     def critic(self) -> DecoderConfig:
-        """The architecture of the value function: one value of each state."""
+        """Architecture of the value function: one value for each state."""
         return dataclasses.replace(self.config, head=LINEAR, num_labels=1)
 
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
-        """Return the arrays that each group starts with, and those that are not trained: those of the reference.
+        """Return the initial arrays of each group, and the frozen arrays, which form the reference.
 
-        The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
-        Where everything is trained, the frozen weights are a copy of all; sft needs none.
+        The reference is the initial model, so a value function with a separate trunk also shares the frozen weights.
+        With full tuning, the frozen weights are a copy of all weights; sft needs no copy.
         """
         settings = self.settings
         trainable, frozen = split_params(
             params, config=self.config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         if settings.tuning == "full" and settings.algorithm != "sft":
-            # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
+            # Round only the matrices of the layers, which a forward pass rounds anyway.
             layers = {
                 name: leaf.astype(self.dtype) if leaf.ndim > 2 and name != ROUTER else leaf
                 for name, leaf in params["layers"].items()
@@ -124,21 +123,21 @@ class Actor:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What a loss needs of a microbatch besides its tokens: 0 at padding, None for what the loss does not use."""
+    """Inputs of a loss for a microbatch besides its tokens: 0 at padding, None if the loss does not use them."""
 
-    # float32 [B, K, R], of the losses of tokens: `prb_jax.behaviour.rl.numbers.token_weights`; [B, 2] of pairs. They
-    # add up to 1 over the minibatch.
+    # float32 [B, K, R], for token losses: `prb_jax.behaviour.rl.numbers.token_weights`; [B, 2] for pairs. They sum to 1
+    # over the minibatch.
     weights: Array
-    # float32 [B, K, R], the same for numbers that are only reported: the mean over tokens
+    # float32 [B, K, R], the same for reported numbers: the mean over tokens
     counts: Array | None = None
-    # float32 [B, 2, R], of pairs, in each of which the first response is the chosen one
+    # float32 [B, 2, R], for pairs; the first response of each is the chosen one
     mask: Array | None = None
     old: Array | None = None  # float32 [B, K, R], log-probabilities when the tokens were drawn
     reference: Array | None = None  # float32 [B, K, R], under the reference
     advantages: Array | None = None  # float32 [B, K, R]
-    kl: Array | None = None  # float32 [B, K], the coefficient of the KL in the loss
+    kl: Array | None = None  # float32 [B, K], coefficient of the KL in the loss
     value_weights: Array | None = None  # float32 [B, K, R + 1]
-    # values, returns: float32 [B, K, R + 1], as they were, and as they should have been
+    # values, returns: float32 [B, K, R + 1], old values and their targets
     values: Array | None = None
     returns: Array | None = None
 
@@ -146,13 +145,13 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """Sums over microbatches; their weights add up to 1 over a minibatch."""
+    """Sums over microbatches; their weights sum to 1 over a minibatch."""
 
     values: dict[str, jax.Array]
 
     @property
     def weight_sum(self) -> jax.Array:
-        """Gradients are sums that are means already."""
+        """1, because gradients are sums that already are means."""
         return jnp.ones((), jnp.float32)
 
     def __add__(self, other: Means) -> Means:
@@ -164,24 +163,24 @@ class Means:
 
 
 Extras = tuple[Reads, Targets]
-"""What a loss is given beside a batch."""
+"""Inputs of a loss besides a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What an algorithm learns from. Rollouts have :data:`FROM_REWARDS`; `dpo.py` and `sft.py` have their own."""
+    """Training objective of an algorithm: :data:`FROM_REWARDS` for rollouts; `dpo.py` and `sft.py` define others."""
 
     # (actor, inputs of the groups by name, frozen, batch, extras) -> (loss, its sums)
     loss: Callable[[Actor, Mapping[str, Any], Params, StreamBatch, Extras], tuple[jax.Array, Means]]
-    # (batch of a step, rows of a minibatch, settings) -> what the loss needs of the minibatch, [rows, K, ...]
+    # (batch of a step, rows of a minibatch, settings) -> targets of the minibatch, [rows, K, ...]
     targets: Callable[[Rollouts, np.ndarray, PpoSettings], Targets]
-    # (comparisons, policy, profile_posts=, max_length=) -> trees of the labelled responses; None where the policy draws
+    # (comparisons, policy, profile_posts=, max_length=) -> trees of labelled responses; None if the policy draws
     encode: Callable[..., Iterator[Tree]] | None = None
-    has_reference: bool = True  # whether the loss looks at log-probabilities before the update
+    has_reference: bool = True  # whether the loss needs log-probabilities from before the update
 
 
 def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
-    """Return the compiled functions of an update, of policy and value function together."""
+    """Return the compiled functions of an update of policy and value function together."""
     settings = actor.settings
     sources, frozen = jax.eval_shape(actor.split, abstract_params(actor.config))
     lengths, policy = (settings.steps * settings.batch.updates,), settings.optimizer
@@ -212,7 +211,7 @@ def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
 def token_states(
     actor: Actor, params: Params, batch: StreamBatch, reads: Reads, *, differentiated: bool = False
 ) -> jax.Array:
-    """Return the normed states that are read: float32 [B, M, D]; `differentiated` where gradients are taken."""
+    """Return the normed states at the read places, float32 [B, M, D]; set `differentiated` if gradients are taken."""
     options: dict[str, Any] = {
         "dtype": actor.dtype,
         "mesh": actor.mesh,
@@ -220,7 +219,7 @@ def token_states(
         "remat": actor.settings.remat,
     }
     places = jnp.asarray(reads.places)
-    # The last layer attends from read places to every key of the stream, and block by block from all tokens.
+    # With separate reads, the last layer attends only from read places to all keys of the stream, else from all tokens.
     apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
     batch = dataclasses.replace(batch, reads=places)
     decoder = bind(actor.config, params)
@@ -233,14 +232,14 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the log-probability of each token, and the entropy of the distribution that it was drawn from.
 
-    Both are float32 [B, K, R] and at the temperature of the actor. The logits of a run of tokens are computed, used and
-    let go, in the backward pass once more.
+    Both are float32 [B, K, R], at the temperature of the actor. Logits are computed for a run of tokens, used and
+    dropped; the backward pass recomputes them.
 
     Args:
-      actor: of the policy.
-      params: its parameters.
-      states: float32 [B, M, D].
-      reads: what is read where.
+      actor: Static parts of the policy.
+      params: Parameters of the policy.
+      states: Normed states, float32 [B, M, D].
+      reads: Read positions of the responses.
     """
     head = actor.config.head
     assert isinstance(head, LanguageHead)
@@ -262,7 +261,7 @@ def token_logprobs(
         x, drawn = part
         logits = constrain(head.logits(params, x) / actor.temperature, ("batch", None, "vocab"))
         logprobs = jax.nn.log_softmax(without_unit_axes(logits), axis=-1)
-        # A sum over a mask has a gradient that joins that of the softmax; that of an index would be written apart.
+        # The gradient of a masked sum fuses with the softmax's; the gradient of an index would be stored separately.
         is_drawn = lax.broadcasted_iota(drawn.dtype, logprobs.shape, logprobs.ndim - 1) == without_unit_axes(
             drawn[..., None]
         )
@@ -286,7 +285,7 @@ def token_values(
     *,
     differentiated: bool = False,
 ) -> jax.Array:
-    """Return what the value function says of each state, float32 [B, K, R + 1]; `states` are those of the policy."""
+    """Return the values of each state, float32 [B, K, R + 1]; `states` belong to the policy."""
     if actor.settings.value.trunk == "own":
         trunk = merge(inputs[VALUE], frozen)
         states = token_states(actor, trunk, batch, reads, differentiated=differentiated)
@@ -296,7 +295,7 @@ def token_values(
 def read_policy(
     actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, reads: Reads
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The states of the policy in training, and log-probability and entropy of each token of its responses."""
+    """Return the states of the policy in training, and log-probability and entropy of each response token."""
     policy = merge(inputs[POLICY], frozen)
     states = token_states(actor, policy, batch, reads, differentiated=True)
     return states, *token_logprobs(actor, policy, states, reads)
@@ -324,15 +323,15 @@ def rollout_loss(
 
 
 def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
-    """Return the policy's losses and what is reported of them, each summed up by its weights.
+    """Return the policy's losses and reported numbers, each summed with its weights.
 
-    The KL of a token stands beside the clipped loss and is multiplied by no ratio: times one of a whole response it
-    would have a gradient that is not its own.
+    The KL of a token is added to the clipped loss and not multiplied by a ratio: with the ratio of a whole response,
+    its gradient would be wrong.
 
     Args:
-      logprobs: float32 [B, K, R], of the tokens under the policy of now.
-      targets: of the microbatch.
-      settings: of the run.
+      logprobs: Log-probabilities of the tokens under the current policy, float32 [B, K, R].
+      targets: Targets of the microbatch.
+      settings: Settings of the run.
     """
     weights, counts = jnp.asarray(targets.weights), jnp.asarray(targets.counts)
     real = counts > 0
@@ -353,7 +352,7 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
 
 
 def rollout_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
-    """Return what :func:`rollout_loss` needs of a minibatch."""
+    """Return the targets of :func:`rollout_loss` for a minibatch."""
     assert batch.credit is not None
     mask, credit = batch.mask[rows], batch.credit
     value_mask = np.asarray(credit.value_mask)[rows]
@@ -372,4 +371,4 @@ def rollout_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) ->
 
 
 FROM_REWARDS = Objective(loss=rollout_loss, targets=rollout_targets)
-"""Of every algorithm that draws rollouts."""
+"""The objective of every algorithm that draws rollouts."""

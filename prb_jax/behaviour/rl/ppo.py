@@ -1,11 +1,11 @@
-"""`prb ppo`: train a policy by a reward, and leave it as a model; resumable.
+"""`prb ppo`: train a policy with a reward, and save it as a model; resumable.
 
-Beside the files of every training run (:mod:`prb_jax.training.record`) its folder has
+In addition to the files of every training run (:mod:`prb_jax.training.record`), its folder has
 
 ``rollouts.jsonl``  some rollouts of some steps.
-``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them, and
-                    ``behaviour.json`` has the gold at the end for `prb correlate`.
-``adapter/``        with LoRA, the policy as PEFT loads it.
+``gold.jsonl``      gold and reward, if a second reward is measured; ``overoptimisation.png`` plots them, and
+                    ``behaviour.json`` has the final gold for `prb correlate`.
+``adapter/``        with LoRA, the policy in PEFT's format.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ _SUMMED_UP = (
 )  # fmt: skip
 
 _DEFINITIONS = {
-    "reward": "the reward's score of a rollout, scaled: its mean",
-    "score": "the same after the rules for rollouts that are cut or long",
-    "kl": "log p(policy) - log p(reference) summed over a rollout: its mean, at the temperature of the rollouts",
-    "entropy": "of the distribution of a token, in nats: the mean over tokens",
-    "clip_share": "share of tokens whose gradient the clip takes away",
-    "old_kl": "log p(when drawn) - log p(now) of a token: the mean over tokens and updates",
+    "reward": "mean scaled score of a rollout under the reward",
+    "score": "mean of the same after the rules for rollouts that are cut or long",
+    "kl": "mean over rollouts of the sum of log p(policy) - log p(reference), at the temperature of the rollouts",
+    "entropy": "mean over tokens of the entropy of their distribution, in nats",
+    "clip_share": "share of tokens whose gradient the clip removes",
+    "old_kl": "mean over tokens and updates of log p(when drawn) - log p(now)",
     "explained_variance": "1 - var(returns - values) / var(returns)",
-    "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
-    "gold": "the score of the second reward, which is not trained on: the mean",
-    "distinct_1": "share of different words among all words of the rollouts of a step; distinct_2 of pairs of words",
+    "equal_groups": "prompts whose rollouts all have the same score, from which group advantages learn nothing",
+    "gold": "mean score of the second reward, which is not trained on",
+    "distinct_1": "share of different words among all words of a step's rollouts; distinct_2: the same for word pairs",
     "held_out": "means over the trained policy's texts for watch.data: all, and by subset; 95 % t intervals over users",
-    "ended_share": "share of rollouts that end by a stop token",
+    "ended_share": "share of rollouts that end with a stop token",
     "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
 }
 
 
 class PpoResult(TrainResult):
-    """What `ppo` leaves; its `model` is the policy."""
+    """The result of `ppo`; its `model` is the policy."""
 
 
 def ppo(
@@ -92,28 +92,28 @@ def ppo(
     overrides: Sequence[str] = (),
     progress: bool = True,
 ) -> PpoResult:
-    """Train a policy by a reward and write it to `out`; the same call continues a run that was killed.
+    """Train a policy with a reward and write it to `out`; the same call resumes a killed run.
 
-    It is refused where anything that decides the result differs from what `out` was started with. The mesh, the
-    devices, `batch.tokens`, and what is kept and logged may differ.
+    Resuming raises an error if any setting that determines the result differs from the original run. The mesh, the
+    devices, `batch.tokens`, and the saved and logged files may differ.
 
     Args:
-      config: a config file, a ConfigDict (`prb_jax.behaviour.rl.settings.default_config`), a mapping, or settings.
-      out: the run folder.
-      data: the records themselves, in place of the config's `data`, which names files and data sets.
-      reward: a loaded model, or a function that gives K numbers for a comparison of K rollouts, in place of the
-        config's `reward`, which names one.
-      gold: a second reward, in place of the config's `watch.gold`: it is measured and never trained on.
-      overrides: `key=value`, as on the command line.
-      progress: shows progress on standard error.
+      config: Config file, ConfigDict (`prb_jax.behaviour.rl.settings.default_config`), mapping, or settings.
+      out: Run folder.
+      data: Records, instead of the config's `data`, which names files and data sets.
+      reward: Loaded model, or a function that returns K numbers for a comparison of K rollouts, instead of the config's
+        `reward`, which names one.
+      gold: Second reward, instead of the config's `watch.gold`: it is measured and never trained on.
+      overrides: `key=value` strings, as on the command line.
+      progress: Show progress on standard error.
 
     Raises:
-      RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a reward that fails
-        (naming the comparison); a loss that is not finite.
+      RunError: the config is invalid; `out` cannot be used, is full, or holds another run; the reward fails (names the
+        comparison); the loss is not finite.
       DataError: the data cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
-    # Settings, data, and the models that are trained and asked.
+    # Settings, data and models.
     path, objects = Path(out), {"data": data, "reward": reward, "watch.gold": gold}
     given = [key for key, value in objects.items() if value is not None]
     settings = load_ppo_settings(config, overrides, given=given)
@@ -145,7 +145,7 @@ def ppo(
         if summary is not None:
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
 
-        # What a step learns from: labelled responses of the data, or rollouts.
+        # Inputs of a step: labelled responses of the data, or rollouts.
         order = Order(len(comparisons), settings.batch.prompts, settings.seed)
         encode, labelled, sampler = learner.objective.encode, list[Tree](), None
         if encode is not None:
@@ -167,7 +167,9 @@ def ppo(
             )
             if unknown := opened.unknown(comparisons):
                 names = listed(sorted(unknown))
-                loop.say(f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: {names}")
+                loop.say(
+                    f"reward: has no data about {len(unknown)} users, who are scored as unknown users: {names}"
+                )
         loop.facts = {"kl_coefficient": float(loop.facts.get("kl_coefficient", settings.kl.coefficient))}
         loop.reason = _reason_to_stop(loop, settings)
         for step in loop.steps():
@@ -188,7 +190,7 @@ def ppo(
         if loop.reason is not None:
             loop.say(f"ended at step {loop.step} of {settings.steps}: {loop.reason}")
 
-        # The policy as a model, and the texts by which it is judged.
+        # Export the policy, and write the texts that evaluate it.
         there = on_first_process(lambda: [(path / name).exists() for name in (MODEL, ADAPTER)])
         if not there[0]:
             learner.export(path / MODEL)
@@ -236,13 +238,13 @@ def learn_from_rollouts(
     """Make one step of a policy in named phases, and return its numbers. One batch goes through all of them.
 
     Args:
-      loop: The run; its facts hold the coefficient of the KL.
+      loop: The run; its facts contain the coefficient of the KL.
       learner: Policy, value function and reference.
       members: Numbers of the prompts.
       asked: Comparisons with these prompts.
       sampler: Draws the rollouts.
       reward: Scores the rollouts.
-      watch: Measures gold, where it is due.
+      watch: Measures gold, if due.
       kept: File of some rollouts of some steps.
     """
     settings, number, coefficient = learner.settings, loop.step + 1, loop.facts["kl_coefficient"]
@@ -322,7 +324,7 @@ def update(loop: Loop, learner: Learner, batch: Rollouts, asked: Sequence[Compar
 
 
 def _reason_to_stop(loop: Loop, settings: PpoSettings) -> str | None:
-    """Why the run ends here, or None; a collective where the settings name a reason."""
+    """Return why the run ends here, or None; collective if the settings define a stopping rule."""
     if settings.watch.most_kl is None and settings.watch.window is None:
         return None
     rows = [] if loop.log is None else loop.log.rows
@@ -341,7 +343,7 @@ def _inputs(
     rewards: Mapping[str, Reward],
     held_out: Inputs | None,
 ) -> dict[str, Any]:
-    """Everything that decides the result, JSON-ready."""
+    """Return everything that determines the result, JSON-ready."""
     chosen = settings_with(settings, "result") | {
         "kl.place": "reward" if settings.kl_in_reward else "loss",
         "kl.estimator": settings.kl_estimator,

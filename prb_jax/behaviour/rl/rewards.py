@@ -1,4 +1,4 @@
-"""What rollouts are worth: the reward's scores of their texts, a number for each or an error that names the prompt."""
+"""Rewards of rollouts: a score for each text, or an error that names the prompt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "judge.temperature": ("judge",), "judge.votes": ("judge",), "judge.chat_template_kwargs": ("judge",),
     "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
 }  # fmt: skip
-"""The kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; every reward uses the others."""
+"""Kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; options not listed apply to all rewards."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Scores:
 
 
 class _Ask(NamedTuple):
-    """Texts of one prompt that the reward reads as one tree, and the rollouts that each of them stands for."""
+    """Texts of one prompt that the reward reads as one tree, and the rollouts with each of these texts."""
 
     prompt: int
     comparison: Comparison
@@ -62,7 +62,7 @@ class _Ask(NamedTuple):
 
 
 class Reward:
-    """The reward of a run, by name or as it is given. Build with :func:`open_reward`."""
+    """The reward of a run, opened by name or given as an object. Build with :func:`open_reward`."""
 
     def __init__(
         self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any], *, by_name: bool = True
@@ -71,7 +71,7 @@ class Reward:
 
     @cached_property
     def _view(self) -> View | None:
-        """What the settings say that the reward is shown; None for its own view."""
+        """The view that the settings define for the reward; None for its default view."""
         asked = from_flat(ViewOptions, vars(self.settings))
         if asked == ViewOptions():
             return None
@@ -86,10 +86,10 @@ class Reward:
 
     @property
     def kinds(self) -> set[str]:
-        """What the options of `scoring` call a reward as this one, for they say which rewards use them.
+        """The kinds of this reward, which determine the options of `scoring` that apply.
 
-        `prb serve`, a function and a baseline decide all of it themselves; a fitted method was fitted with its view;
-        of a class server the template is known here at most.
+        None apply to `prb serve`, functions and baselines, which decide everything themselves. A fitted method keeps
+        the view it was fitted with. For a class server, at most the template is known here.
         """
         scorer = self.scorer
         if not (scorer.uses or scorer.adapts):
@@ -106,18 +106,18 @@ class Reward:
         return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
-        """Return the users of whom it knows nothing; of a reward that learns no users nobody."""
+        """Return the users that the reward has no data about; empty for a reward that does not learn users."""
         return (self.scorer.unknown(comparisons) or set()) if self.scorer.adapts else set()
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides the scores, JSON-ready, without a name where there is more."""
+        """Return everything that determines the scores, JSON-ready; the name only if nothing else does."""
         identity = {**self.scorer.identity(), **self._facts}
         if len(identity) > 1:
             identity.pop("name")
         return identity
 
     def model_identity(self) -> dict[str, Any]:
-        """Return what tells the model from others, wherever it is and whatever it is shown."""
+        """Return the identity of the model, whatever its location and view."""
         return reward_identity({name: value for name, value in self.identity().items() if name != "view"})
 
     def score(
@@ -125,12 +125,12 @@ class Reward:
     ) -> Scores:
         """Return the scores of the texts [n] of each comparison's prompt.
 
-        Equal texts are scored once; a judge of pairs is given all rollouts of a prompt, as they are. Texts that differ
-        in outer blanks alone are never in one tree, for a template that strips them would make them equal.
+        Equal texts are scored once, except by a judge of pairs, which gets all rollouts of a prompt. Texts that differ
+        only in outer whitespace are never in one tree, because a template that strips it would make them equal.
 
         Raises:
-          RunError: a reward that fails, is missing or not finite, or a text without a letter, where no setting says
-            what such a text is worth; names the step and the prompt.
+          RunError: a reward fails, is missing or not finite, or a text has no letter and no setting gives its score;
+            names the step and the prompt.
         """
         values = np.full((len(texts), max(map(len, texts))), np.nan, np.float64)
         empty = 0
@@ -140,7 +140,7 @@ class Reward:
             if blank and self.settings.empty is None:
                 raise RunError(
                     f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
-                    "be scored; scoring.empty=NUMBER says what such a rollout is worth"
+                    "be scored; scoring.empty=NUMBER sets the score of such rollouts"
                 )
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
@@ -150,14 +150,14 @@ class Reward:
             failed = self._fill(values, asks, step=step)
             return values.tolist(), failed
 
-        # A function and a server are asked by the first of several processes, a model on their devices by all together.
+        # Only the first process calls functions and servers; a model on the devices runs on all processes together.
         alone = not self.scorer.has_weights or "judge elsewhere" in self.kinds
         scores, failed = on_first_process(fill) if alone else fill()
         scaled = np.asarray(scores) * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
-        """Put the reward's scores in their places, and return how many failed."""
+        """Fill in the reward's scores, and return how many failed."""
         waiting, failed = dict(enumerate(asks)), 0
 
         def fail(place: int, what: str, cause: Exception | None = None) -> int:
@@ -189,7 +189,7 @@ class Reward:
                 ask = waiting.pop(order[index])
                 for score, rollouts in zip(row, ask.rollouts, strict=True):
                     values[ask.prompt, rollouts] = score
-            # Of a scorer that takes one at a time the first that has no score is the culprit.
+            # For a scorer that handles one at a time, the first comparison without a score is the failing one.
             if problem is not None:
                 known = isinstance(problem, PrbError)
                 reason = str(problem) if known else f"{type(problem).__name__}: {problem}"
@@ -206,7 +206,7 @@ def _asks(prompt: int, comparison: Comparison, texts: Sequence[str], *, whole: b
             replace(comparison, responses=[texts[place] for place in places], labels=None) if places else None
         )
         return [] if asked is None else [_Ask(prompt, asked, [[place] for place in places])]
-    groups: list[dict[str, list[int]]] = []  # texts that differ by more than outer blanks, and their places
+    groups: list[dict[str, list[int]]] = []  # texts that differ by more than outer blanks
     for place, text in enumerate(texts):
         if not text.strip():
             continue
@@ -228,14 +228,14 @@ def open_reward(
     """Open a reward of a run.
 
     Args:
-      settings: of the run.
-      model: its name, the URL of `prb serve` or of a class server, a scorer or a function of a comparison.
-      trains: whether the policy learns from it; `scoring.reference` and the options of implicit rewards beside it are
-        about this reward only, and not about `watch.gold`.
-      out: the run folder, where replies of a judge at an endpoint are kept; needed for such a judge alone.
+      settings: Settings of the run.
+      model: Name, URL of `prb serve` or of a class server, scorer, or function of a comparison.
+      trains: Whether the policy learns from this reward; `scoring.reference` and the other options of implicit rewards
+        apply only to such a reward, not to `watch.gold`.
+      out: Run folder, which caches replies of a judge at an endpoint; needed only for such a judge.
 
     Raises:
-      RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
+      RunError, CheckpointError, MeshError: the reward cannot be loaded, or cannot score.
     """
     scoring, options = settings.scoring, LoadOptions()
     if isinstance(model, str) and is_judge(model):
@@ -251,22 +251,22 @@ def open_reward(
         history = read_history(scoring.history.split(","))
     scorer = open_scorer(cast(Model, model), options, recorded=True, history=history)
     if _is_fitted(scorer):
-        scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
+        scorer = replace(scorer, earlier=False)  # rollouts have no labels to learn a user from
     told: Any = scorer
     facts = {"view": told.view} if is_url(model) and not is_class_server(model) else {}
     return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
 
 
 def _is_fitted(scorer: Any) -> TypeGuard[PersonalisedModel]:
-    """Whether a reward was fitted by `prb personalise`."""
+    """Return whether a reward was fitted by `prb personalise`."""
     return scorer.adapts and hasattr(scorer, "fitted")
 
 
 def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
-    """Refuse options of how a reward is opened and what it is shown that no reward of the run uses.
+    """Reject options for opening or showing a reward that no reward of the run uses.
 
     Raises:
-      RunError: there is one; it names the key.
+      RunError: an option is set but unused; names its key.
     """
     kinds = set().union(*(reward.kinds for reward in rewards))
     given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
@@ -274,5 +274,5 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
         if given[name] != unset[name] and kinds.isdisjoint(users):
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(
-                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(given[name])}"
+                f"config key 'scoring.{name}': not used by {names}; remove it, found {quote(given[name])}"
             )

@@ -1,4 +1,4 @@
-"""What a step learns from: rollouts of the policy, or labelled responses, as trees and arrays of the host.
+"""Inputs of a training step: rollouts of the policy, or labelled responses, as trees and host arrays.
 
 Letters: B trees of the step, K rollouts of each, R columns of tokens, the same in every step.
 """
@@ -31,37 +31,37 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What a step learns from; it gains fields on its way, each for all of the step."""
+    """Inputs of a step; each phase of a step adds fields, for all rows of the step."""
 
-    trees: Sequence[Tree]  # B prompts, and their responses: rollouts, or labelled ones of the data
+    trees: Sequence[Tree]  # B prompts with their responses: rollouts, or labelled responses of the data
     columns: int  # R
-    texts: Sequence[Sequence[str]] = ()  # of each rollout
-    # bool [B, K], whether a stop token is the last one of a rollout
+    texts: Sequence[Sequence[str]] = ()  # text of each rollout
+    # bool [B, K], whether the last token of a rollout is a stop token
     ended: np.ndarray = field(default_factory=_none)
-    # float32 [B, K, R], log-probabilities of rollouts as the sampler has them
+    # float32 [B, K, R], log-probabilities of rollouts from the sampler
     sampled: np.ndarray = field(default_factory=_none)
-    # float32 [B, K, R], under the policy that drew them, before the first update
+    # float32 [B, K, R], log-probabilities under the policy that drew them, before the first update
     logprobs: np.ndarray = field(default_factory=_none)
     reference: np.ndarray = field(default_factory=_none)  # float32 [B, K, R], under the reference
     values: np.ndarray = field(default_factory=_none)  # float32 [B, K, R + 1]; 0 without a value function
-    scores: np.ndarray = field(default_factory=_none)  # float32 [B, K], of the reward
+    scores: np.ndarray = field(default_factory=_none)  # float32 [B, K], scores of the reward
     credit: Credit | None = None  # advantages of rollouts
-    kl: float = 0.0  # coefficient of the KL in the loss; 0 where it is in the reward
+    kl: float = 0.0  # coefficient of the KL in the loss; 0 if the KL is in the reward
 
     __repr__ = short_repr
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [B, K]: tokens of each response."""
+        """Number of tokens of each response, int32 [B, K]."""
         return np.asarray([[len(response) for response in tree.responses] for tree in self.trees], np.int32)
 
     @cached_property
     def mask(self) -> np.ndarray:
-        """float32 [B, K, R]: 1 where a response has a token."""
+        """1 for real tokens of a response, float32 [B, K, R]."""
         return (np.arange(self.columns) < self.lengths[:, :, None]).astype(np.float32)
 
     def rows(self, step: int, comparisons: Sequence[Comparison], count: int) -> list[dict[str, Any]]:
-        """Return the rollouts of the first prompts of a step, counted from 1, as rows to be read."""
+        """Return the rollouts of the first ``count`` prompts of a step, counted from 1, as readable rows."""
         kl = (self.logprobs - self.reference).sum(axis=-1)
         return [
             {
@@ -81,22 +81,22 @@ class Rollouts:
 
 
 class Sampler:
-    """Draws the rollouts of a step, with the weights of the step: one program serves the whole run.
+    """Draws the rollouts of a step with the current weights: one program serves the whole run.
 
-    Where the program has another mesh than the policy, the weights are split as it says for the time of the drawing.
+    If the program has a different mesh than the policy, the weights are resharded for drawing.
 
     A rollout depends on the weights, its prompt, the seed, the step, its place in the step and its number.
 
     Args:
-      policy: without weights.
-      comparisons: whose prompts are drawn for.
-      settings: of the run.
+      policy: Policy without weights.
+      comparisons: Comparisons whose prompts are used.
+      settings: Settings of the run.
 
     Attributes:
-      prompts: of the comparisons.
+      prompts: Prompts of the comparisons.
 
     Raises:
-      DataError: a prompt that does not fit.
+      DataError: a prompt does not fit.
     """
 
     def __init__(self, policy: Policy, comparisons: Sequence[Comparison], settings: PpoSettings) -> None:
@@ -117,7 +117,7 @@ class Sampler:
         self._stream = prompt_length(policy.program, cached, together=together, columns=shape.prompt_columns)
 
     def longest(self) -> list[Tree]:
-        """Return the trees of rollouts that are cut, and all different."""
+        """Return trees of rollouts with maximum length that are all different."""
         count, length = self._options.n, self._options.max_new_tokens
         rollouts = tuple(np.full(length, k, np.int32) for k in range(count))
         return [Tree(prompt.ids, rollouts, (length - 1,) * count) for prompt in self.prompts]
@@ -126,13 +126,13 @@ class Sampler:
         """Return the rollouts of some prompts.
 
         Args:
-          params: of the policy, adapters included.
-          members: numbers of the prompts.
-          step: of the run.
+          params: Parameters of the policy, including adapters.
+          members: Numbers of the prompts.
+          step: Step of the run.
           columns: R.
         """
         program, count = self.policy.program, self._options.n
-        # Below 2^31, and another one for every pair of seed and step.
+        # Below 2^31, and different for every pair of seed and step.
         seed = np.random.SeedSequence([self.settings.seed, step]).generate_state(1)[0] & 0x7FFFFFFF
         task = Task(
             prompts=[self.prompts[member].ids for member in members],
@@ -157,7 +157,7 @@ class Sampler:
 
 
 def ended_response(response: np.ndarray, policy: Policy) -> np.ndarray:
-    """Return the response up to its last stop token, or with the policy's first one behind it where it has none."""
+    """Return the response up to its last stop token, or with the policy's first stop token appended if it has none."""
     ends = np.flatnonzero(np.isin(response, np.asarray(policy.stop_ids, np.int32)))
     if ends.size:
         return response[: ends[-1] + 1]

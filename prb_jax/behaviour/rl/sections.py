@@ -1,4 +1,4 @@
-"""The sections of the options of `prb ppo`; `prb_jax.behaviour.rl.settings` has the whole."""
+"""The sections of the options of `prb ppo`; `prb_jax.behaviour.rl.settings` combines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms that compare the responses of a prompt with each other."""
 LABELLED: tuple[Algorithm, ...] = ("dpo", "sft")
-"""Algorithms that learn from the labelled responses of the data, and draw nothing on their way."""
+"""Algorithms that learn from the labelled responses of the data, and draw nothing during training."""
 DRAWING: tuple[Algorithm, ...] = ("ppo", "grpo", "rloo", "reinforce++")
 """Algorithms that learn from rollouts."""
 
@@ -28,68 +28,68 @@ class RolloutSettings(Options, prefix="rollout."):
     n: int = option(4, "rollouts of each prompt; together they are one tree.", least=1)
     temperature: float = option(
         1.0,
-        "divides the logits, when texts are drawn and wherever their probabilities are computed.",
+        "divides the logits when texts are drawn and when their probabilities are computed.",
         above=0,
     )
-    max_new_tokens: int = option(128, "most tokens of a rollout.", least=1)
+    max_new_tokens: int = option(128, "maximum tokens of a rollout.", least=1)
     rows: int | None = option(
         None,
-        "rollouts that are drawn at a time; None chooses by device. It decides speed, not results.",
+        "number of rollouts to draw at a time; None chooses by device. Affects speed, not results.",
         least=1,
     )
     keep_every: int | None = option(
         None,
-        "steps between those whose first rollouts are kept in `rollouts.jsonl`; None for ten in a run.",
+        "save the first rollouts in `rollouts.jsonl` every this many steps; None for ten times in a run.",
         least=1,
         effect="none",
     )
-    keep: int = option(2, "prompts of such a step that are kept, with all rollouts.", least=1, effect="none")
+    keep: int = option(2, "prompts to save from such a step, with all rollouts.", least=1, effect="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringJudgeSettings(Options, prefix="scoring.judge."):
-    """How a reward is asked that is a judge (`judge:MODEL`, `rubric:MODEL` or `pairs:MODEL`)."""
+    """Options for a judge as the reward (`judge:MODEL`, `rubric:MODEL` or `pairs:MODEL`)."""
 
     template: str | None = option(
         None,
         "file with the text that asks `judge:` for a number, with the places {prompt} and {answer}; None "
-        "for the project's own one.",
+        "for the project's own text.",
         effect="contents",
     )
     system: str | None = option(
         None,
-        "file with the text of a system turn before it (`judge:`); None for none.",
+        "file with the text of a system turn before the template (`judge:`); None for none.",
         effect="contents",
     )
     lowest: int | None = option(
         None,
-        "number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.",
+        "lowest number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.",
     )
-    highest: int | None = option(None, "number of that scale; None for 9.")
+    highest: int | None = option(None, "highest number of this scale; None for 9.")
     pairing: str | None = option(
         None,
-        "which rollouts of a prompt `pairs:` compares: all pairs (None), each with the next one, or winners only.",
+        "pairs of rollouts that `pairs:` compares: all pairs (None), each with the next one, or winners only.",
         choices=PAIRINGS,
     )
     ties: str = option(
         HALF,
-        "what a tie of `pairs:` is worth: half a win for both, a loss for both, or missing.",
+        "value of a tie of `pairs:`: half a win for both, a loss for both, or missing.",
         choices=TIES,
     )
-    reason: bool = option(False, "whether the judge thinks in words before it names its number or verdict.")
+    reason: bool = option(False, "whether the judge thinks in words before its number or verdict.")
     reason_tokens: int | None = option(
-        None, "most tokens of a reply in words; None for 1,024 with reason, and else 16.", least=1
+        None, "maximum tokens of a reply in words; None for 1,024 with reason, and else 16.", least=1
     )
-    temperature: float = option(0.0, "of replies in words; above 0 they are drawn.", least=0)
+    temperature: float = option(0.0, "temperature of replies in words; above 0 they are drawn.", least=0)
     votes: int = option(1, "replies in words to every question, at a temperature above 0.", least=1)
     chat_template_kwargs: str | None = option(
         None,
-        'JSON of values that the judge\'s chat template reads, as {"enable_thinking": true}; None for none.',
+        'JSON of values for the judge\'s chat template, e.g. {"enable_thinking": true}; None for none.',
     )
     top_logprobs: int | None = option(
         None,
-        "most probable tokens that an endpoint is asked for, of which the expected number is taken; None "
-        "for the number in its reply.",
+        "number of most probable tokens to request from an endpoint; the rating is their expected number. "
+        "None for the number in its reply.",
         least=1,
     )
     concurrency: int = option(8, "requests to an endpoint at a time.", least=1, effect="none")
@@ -101,7 +101,7 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
 
     @property
     def scale(self) -> tuple[int, int] | None:
-        """The scale of `judge:`; None where it is the judge's own one."""
+        """The scale of `judge:`; None for the judge's default."""
         if self.lowest is None and self.highest is None:
             return None
         return 1 if self.lowest is None else self.lowest, 9 if self.highest is None else self.highest
@@ -109,9 +109,9 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings(Options, prefix="scoring."):
-    """From the reward's score of a text to the score that is trained on."""
+    """How the reward's score of a text becomes the training score."""
 
-    scale: float = option(1.0, "multiplies the score, first of all (0.1 in the paper).")
+    scale: float = option(1.0, "multiplies the score before anything else (0.1 in the paper).")
     empty: float | None = option(
         None,
         "score, before scaling, of a rollout without a letter, which no reward model can read; None stops the run.",
@@ -124,59 +124,59 @@ class ScoringSettings(Options, prefix="scoring."):
     )
     no_end: EndRule = option(
         "none",
-        'rule for a rollout that was cut at max_new_tokens: "subtract" takes no_end_value away (TRL), '
-        '"replace" puts it in place of the score (the "N+ implementation details", with -1).',
+        'rule for a rollout that was cut at max_new_tokens: "subtract" subtracts no_end_value (TRL), '
+        '"replace" replaces the score by it (the "N+ implementation details", with -1).',
     )
     no_end_value: float | None = option(
         None,
-        'of that rule; None for 1 with "subtract" and -1 with "replace", so that it never pays to be cut.',
+        'value of this rule; None for 1 with "subtract" and -1 with "replace", so being cut never pays.',
     )
     free_tokens: int = option(0, "length up to which a rollout has no penalty.", least=0)
-    token_penalty: float = option(0.0, "taken away for each token beyond that.")
+    token_penalty: float = option(0.0, "penalty for each token beyond that.")
     history: str | None = option(
         None,
-        "labelled comparisons, as `data`, from which a reward that was fitted by `prb personalise` learns "
-        "the users; None for other rewards, and where profiles are all that is known of users.",
+        "labelled comparisons, named like `data`, from which a reward fitted by `prb personalise` learns "
+        "the users; None for other rewards, and if users are known only by their profiles.",
         effect="contents",
     )
     profile_posts: int | None = option(
         None,
-        "posts that the reward model is shown; None as it was trained.",
+        "number of posts that the reward model sees; None for the number used in its training.",
     )
     protocol: str | None = option(
         None,
-        'of the reward model\'s text, "default" or "paper" (which cuts the end of long responses, as the '
-        "paper's server does); None as it was trained.",
+        'view of the reward model, "default" or "paper" (which cuts the end of long responses, like the '
+        "paper's server); None for the view used in its training.",
     )
     max_length: int | None = option(
         None,
-        "most tokens of a conversation for the reward model; None as it was trained.",
+        "maximum tokens of a conversation for the reward model; None for the limit used in its training.",
     )
     dtype: Dtype | None = option(
         None,
-        "of the reward model; None for that of its checkpoint.",
+        "type of the reward model; None for the type of its checkpoint.",
     )
     mesh: str | None = option(
         None,
-        "of the reward model; None for that of the policy.",
+        "mesh of the reward model; None for the policy's mesh.",
         effect="none",
     )
     tokenizer: str | None = option(
         None,
-        "of a reward behind `/classify` of SGLang, which takes token ids: folder or hub id of the tokenizer whose chat "
-        "template renders the conversation.",
+        "folder or hub id of a tokenizer whose chat template renders the conversation, for a reward behind `/classify` "
+        "of SGLang, which expects token ids.",
         effect="none",
     )
     reference: str | None = option(
         None,
-        "the model from which `reward`, a policy, was trained by DPO: the score is the implicit reward, "
+        "model from which `reward`, a policy, was trained by DPO: the score is the implicit reward, "
         "beta (log p_policy - log p_reference).",
         effect="contents",
     )
     beta: float = option(0.1, "factor of implicit rewards.", above=0)
     reference_free: bool = option(False, "implicit rewards without a reference: beta log p_policy.")
     logprobs: Together = option(
-        "sum", "of `scoring.reference_free`: how log-probabilities of tokens become one number."
+        "sum", "how token log-probabilities become one number with `scoring.reference_free`."
     )
     judge: ScoringJudgeSettings = section(ScoringJudgeSettings)
 
@@ -187,7 +187,7 @@ class ScoringSettings(Options, prefix="scoring."):
 
     @property
     def value_of_no_end(self) -> float:
-        """The number of the rule for rollouts that were cut."""
+        """The value of the rule for rollouts that were cut."""
         if self.no_end_value is None:
             return -1.0 if self.no_end == "replace" else 1.0
         return self.no_end_value
@@ -195,23 +195,23 @@ class ScoringSettings(Options, prefix="scoring."):
 
 @dataclass(frozen=True, kw_only=True)
 class KlSettings(Options, prefix="kl."):
-    """What holds the policy to the reference, the model that it started as."""
+    """Regularisation of the policy towards the reference, its initial model."""
 
     place: Literal["reward", "loss"] | None = option(
         None,
-        '"reward" takes coefficient * KL from the reward of each token; "loss" adds it to the loss. None '
-        'for "loss" with grpo, which would divide the KL of rollouts of one score by its own deviation, and'
-        ' else "reward".',
+        '"reward" subtracts coefficient * KL from the reward of each token; "loss" adds it to the loss. None '
+        'is "loss" for grpo, which would divide the KL of rollouts of one score by its own deviation, and'
+        ' otherwise "reward".',
     )
     estimator: Estimator | None = option(
         None,
         "k1, k2 or k3 (`prb_jax.behaviour.rl.numbers.kl_estimate`); None for k1 in the reward and k3 in the loss, "
-        "where k1 is refused: its expected gradient is 0.",
+        "where k1 is rejected: its expected gradient is 0.",
     )
-    coefficient: float = option(0.05, "of the KL; 0 measures it and does nothing.", least=0)
+    coefficient: float = option(0.05, "coefficient of the KL; 0 only measures it.", least=0)
     target: float | None = option(
         None,
-        "KL of a whole response to which the coefficient is adapted, after every step; None keeps it fixed.",
+        "target KL of a whole response; the coefficient adapts after every step. None keeps it fixed.",
         above=0,
     )
     horizon: float = option(
@@ -223,7 +223,7 @@ class KlSettings(Options, prefix="kl."):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageSettings(Options, prefix="advantage."):
-    """How much better than expected a token was."""
+    """How the advantage of a token is computed."""
 
     gamma: float = option(1.0, "discount of later rewards (ppo, reinforce++).", least=0, most=1)
     lam: float = option(
@@ -240,30 +240,30 @@ class AdvantageSettings(Options, prefix="advantage."):
     scale_groups: bool = option(True, "divides by the standard deviation of the prompt's rollouts (grpo).")
     value_at_end: bool = option(
         False,
-        "the state after the last token has a value of its own and gets the score, as in TRL, so that the "
-        "mask of values is one longer than that of tokens; otherwise the last token gets the score, and "
-        "nothing follows (ppo).",
+        "the state after the last token has a value and gets the score, as in TRL, which makes the mask of "
+        "values one longer than the mask of tokens; otherwise the last token gets the score, and the episode "
+        "ends (ppo).",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossSettings(Options, prefix="loss."):
-    """What is minimised."""
+    """The training loss."""
 
-    clip: float = option(0.2, "how far the ratio of new to old probability may leave 1.", above=0)
+    clip: float = option(0.2, "maximum distance of the ratio of new to old probability from 1.", above=0)
     ratio: Ratio = option(
         "token",
-        "of each token, or of the whole response (the geometric mean of its tokens' ratios, as in GSPO).",
+        "ratio of each token, or of the whole response (the geometric mean of its token ratios, as in GSPO).",
     )
     aggregation: Aggregation = option(
-        "token-mean", "how the losses of tokens become one: see `prb_jax.behaviour.rl.numbers.token_weights`."
+        "token-mean", "how token losses are combined: see `prb_jax.behaviour.rl.numbers.token_weights`."
     )
-    entropy_coefficient: float = option(0.0, "of the entropy, which is added to what is maximised.", least=0)
-    value_coefficient: float = option(0.1, "of the value loss (ppo).", least=0)
+    entropy_coefficient: float = option(0.0, "weight of the entropy bonus.", least=0)
+    value_coefficient: float = option(0.1, "weight of the value loss (ppo).", least=0)
     value_clip: float | None = option(
-        0.2, "how far a value may leave the old one; None for no limit (ppo).", above=0
+        0.2, "maximum distance of a value from the old one; None for no limit (ppo).", above=0
     )
-    dpo_beta: float = option(0.1, "how strongly the policy is held to the reference (dpo).", above=0)
+    dpo_beta: float = option(0.1, "strength of the regularisation towards the reference (dpo).", above=0)
     label_smoothing: float = option(0.0, "probability that a label is wrong (dpo).", least=0, below=0.5)
 
 
@@ -274,22 +274,20 @@ class ValueSettings(Options, prefix="value."):
     trunk: Literal["own", "shared"] = option(
         "own",
         '"own": a second copy of the model (with LoRA a second adapter) and a head; "shared": a head on the'
-        " states of the policy, whose gradient goes into the policy too.",
+        " states of the policy, whose gradient also trains the policy.",
     )
-    learning_rate: float | None = option(None, "peak of its rate; None for that of the policy.", least=0)
+    learning_rate: float | None = option(None, "peak of its learning rate; None for the policy's.", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatchSettings(Options, prefix="batch."):
-    """What a step sees, and how often."""
+    """The batch of a step, and how often it is used."""
 
-    prompts: int = option(
-        16, "prompts of a step; of pairs with dpo, of preferred responses with sft.", least=1
-    )
-    minibatch: int | None = option(None, "prompts of one update; None for all of the step.")
-    epochs: int = option(1, "how many times a step goes through its rollouts.", least=1)
+    prompts: int = option(16, "prompts of a step; pairs with dpo, preferred responses with sft.", least=1)
+    minibatch: int | None = option(None, "prompts of one update; None for all prompts of the step.")
+    epochs: int = option(1, "number of passes over the rollouts of a step.", least=1)
     tokens: int | None = same_option(BatchSettings, "tokens")
-    max_buckets: int = option(4, "the most shapes of batches, and so compiles.", least=1)
+    max_buckets: int = option(4, "maximum number of batch shapes, and so of compilations.", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -299,16 +297,16 @@ class RolloutBatchSettings(Options, prefix="batch."):
 
     @property
     def updates(self) -> int:
-        """Updates of the optimiser in a step."""
+        """Number of optimiser updates in a step."""
         return self.epochs * (self.prompts // (self.minibatch or self.prompts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings(OptimizerSettings, prefix="optimizer."):
-    """AdamW, of policy and value function each; epsilon is added to the root of the second moment (optax)."""
+    """AdamW, separate for policy and value function; epsilon is added to the root of the second moment (optax)."""
 
     learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
-        3e-6, "the rate of the policy at its peak; 0 changes nothing.", least=0
+        3e-6, "peak learning rate of the policy; 0 changes nothing.", least=0
     )
     schedule: Schedule = same_option(OptimizerSettings, "schedule", default="constant")
     warmup_share: float = option(
@@ -325,25 +323,25 @@ class KeptSettings(Options, prefix="checkpoint."):
     every: int | None = same_option(
         CheckpointSettings,
         "every",
-        meaning="steps between checkpoints; None for ten in a run. SIGTERM saves one too.",
+        meaning="steps between checkpoints; None for ten in a run. SIGTERM also saves one.",
     )
     keep_last: int = same_option(CheckpointSettings, "keep_last")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings(Options, prefix="watch."):
-    """What tells a better policy from one that has found a weakness of its reward."""
+    """Distinguishes a better policy from one that exploits a weakness of its reward."""
 
     gold: str | None = option(
         None,
-        "a second reward, named as `reward`, that is measured and never trained on; None for none.",
+        "second reward, named like `reward`, that is measured and never trained on; None for none.",
         effect="contents",
     )
     data: str | None = option(
         None,
-        "prompts that are not trained on, named as `data`: at the end the policy writes texts for them, "
-        "which reward and gold score; None for none. dpo and sft, which draw no rollouts, are watched by it"
-        " alone.",
+        "prompts that are not trained on, named like `data`: at the end the policy writes texts for them, "
+        "which reward and gold score; None for none. dpo and sft, which draw no rollouts, are watched only"
+        " this way.",
         effect="contents",
     )
     every: int = option(
@@ -353,12 +351,12 @@ class WatchSettings(Options, prefix="watch."):
     )
     window: int | None = option(
         None,
-        "measurements that are averaged: the run stops where the mean of the last ones is below that of as "
-        "many before them, while the reward rose; None never stops so.",
+        "number of measurements to average: the run stops if the mean of the last ones is below the mean of "
+        "as many before them while the reward rose; None disables this rule.",
         least=1,
     )
     most_kl: float | None = option(
         None,
-        "the run stops where the KL of a rollout has exceeded this; None never stops so.",
+        "the run stops when the KL of a rollout exceeds this; None disables this rule.",
         above=0,
     )

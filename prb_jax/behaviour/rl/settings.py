@@ -67,8 +67,8 @@ class PpoSettings(RunOptions):
     )
     data: str | None = option(
         None,
-        "prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. "
-        "Labels and responses are looked at by dpo and sft alone.",
+        "prompts (pairs for dpo), in any form that `prb evaluate --data` accepts; separate several with commas. "
+        "Only dpo and sft use labels and responses.",
         "FILE",
         effect="contents",
         required="a file, folder or data set",
@@ -77,27 +77,27 @@ class PpoSettings(RunOptions):
     limit: int | None = same_option(TrainSettings, "limit")
     reward: str | None = option(
         None,
-        "what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb "
-        "serve` or of `/classify` of vLLM or SGLang, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a"
-        " model at an endpoint), or a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K"
-        " numbers. dpo and sft take it with watch.data alone.",
+        "scorer of a rollout: a reward model or a baseline as for `prb evaluate`, the URL of `prb serve` or of "
+        "`/classify` of vLLM or SGLang, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an"
+        " endpoint), or a function as FILE.py:NAME, which maps a comparison of K rollouts to K numbers."
+        " dpo and sft accept it only with watch.data.",
         "MODEL",
         effect="contents",
         required="a reward model, a baseline or FILE.py:NAME",
     )
     algorithm: Algorithm = option(
         "ppo",
-        "how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo "
+        "how scores become advantages: with a value function, the rollouts of a prompt, or the step; dpo "
         "learns from the pairs of the data and sft from their preferred responses, and both draw nothing.",
     )
     steps: int = option(100, "rounds of rollouts and their updates.", least=1)
     epochs: float | None = option(
         None,
-        "passes over the data, in place of `steps`; the next pass fills up the last step. None for `steps`.",
+        "passes over the data, instead of `steps`; the next pass fills up the last step. None for `steps`.",
         above=0,
         effect="none",
     )
-    seed: int = option(0, "decides rollouts, order of the data and new weights.", least=0)
+    seed: int = option(0, "seed for rollouts, order of the data and new weights.", least=0)
     dtype: Dtype = option(
         "float32",
         "type of activations and frozen matrices; trained weights, log-probabilities, values and losses are"
@@ -106,12 +106,11 @@ class PpoSettings(RunOptions):
     mesh: str | None = same_option(TrainSettings, "mesh")
     tuning: Literal["full", "lora"] = option(
         "lora",
-        "the part that is trained: everything, or low-rank updates; the reference is then the model without"
-        " them.",
+        "trained part: everything, or low-rank updates; the reference is then the model without them.",
     )
-    profile_posts: int = option(10, "most posts of the profile in the prompt.", least=0)
+    profile_posts: int = option(10, "maximum number of profile posts in the prompt.", least=0)
     max_length: int | None = option(
-        None, "most tokens of prompt and rollout together; None for the model's own limit.", least=1
+        None, "maximum tokens of prompt and rollout together; None for the model's own limit.", least=1
     )
     revision: str | None = same_option(TrainSettings, "revision")
     base: str | None = same_option(TrainSettings, "base")
@@ -164,11 +163,11 @@ class PpoSettings(RunOptions):
 
     @property
     def kl_estimator(self) -> Estimator:
-        """The estimator that is asked for, or that of the place of the KL."""
+        """The chosen estimator, or the default for the place of the KL."""
         return self.kl.estimator or ("k1" if self.kl_in_reward else "k3")
 
     def with_steps(self, comparisons: int) -> PpoSettings:
-        """Return the settings with the steps that `epochs` over so many comparisons are."""
+        """Return the settings with `epochs` over this many comparisons converted to `steps`."""
         if self.epochs is None:
             return self
         steps = max(1, math.ceil(self.epochs * comparisons / self.batch.prompts))
@@ -180,7 +179,7 @@ class PpoSettings(RunOptions):
 
     @property
     def rollouts_every(self) -> int:
-        """Steps between two of which rollouts are kept."""
+        """Steps between two that save rollouts."""
         return self.rollout.keep_every or max(1, self.steps // EVENTS)
 
 
@@ -195,18 +194,18 @@ def used_by(key: str) -> tuple[Algorithm, ...]:
 
 
 def check_used(settings: PpoSettings, *, given: Sequence[str] = ()) -> None:
-    """Refuse options without effect: each of them must have its default.
+    """Reject options without effect: each of them must have its default.
 
     Args:
       settings: Settings of a run.
-      given: Keys whose values the caller has from elsewhere.
+      given: Keys whose values the caller passes separately.
 
     Raises:
-      DataError: an option that the algorithm does not use (names those that do), or that needs another one.
+      DataError: the algorithm does not use an option (names those that do), or an option needs another one.
     """
     gold = settings.watch.gold is not None or "watch.gold" in given
     of_gold = "" if gold else "watch.gold, the second reward that it looks at"
-    lacking = {  # by key or section, what it needs and has not
+    lacking = {  # by key or section: missing requirement
         "lora": "" if settings.tuning == "lora" else "tuning=lora",
         "scoring.no_end_value": "" if settings.scoring.no_end != "none" else "scoring.no_end",
         "scoring.free_tokens": "" if settings.scoring.token_penalty else "scoring.token_penalty",
@@ -239,9 +238,9 @@ def load_ppo_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config, overrides: as of :func:`prb_jax.records.config_files.build_settings`, or settings.
-      complete: a model, data and a reward must be given.
-      given: keys whose values the caller has, so that the settings need not name any: "data", "reward", "watch.gold".
+      config, overrides: Same as for :func:`prb_jax.records.config_files.build_settings`, or settings.
+      complete: Whether a model, data and a reward are required.
+      given: Keys whose values the caller passes, so the settings may omit them: "data", "reward", "watch.gold".
 
     Raises:
       RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
@@ -249,7 +248,7 @@ def load_ppo_settings(
     settings = build_settings(PpoSettings, config, overrides)
     overridden = {override.partition("=")[0] for override in overrides}
     if settings.epochs is not None and "epochs" in overridden and "steps" not in overridden:
-        settings = replace(settings, steps=PpoSettings.steps)  # those of the config give way
+        settings = replace(settings, steps=PpoSettings.steps)  # epochs replaces the config's steps
     labelled = settings.algorithm in LABELLED
     check_used(settings, given=given)
     if complete:

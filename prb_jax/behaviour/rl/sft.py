@@ -25,13 +25,13 @@ from prb_jax.trees.tree import Tree, common_run
 def encode_preferred(
     comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
 ) -> Iterator[Tree]:
-    """Yield trees of one response each, that with the highest label, behind the prompt that the sampler shows.
+    """Yield trees with one response each, the one with the highest label, after the same prompt as in sampling.
 
-    The response is what the template makes of it, up to its last stop token; where the template writes none, the
-    policy's first stop token is put behind it, for nobody would learn to end otherwise.
+    The response is rendered by the template, up to its last stop token. If the template writes none, the policy's first
+    stop token is appended; otherwise the policy would not learn to end.
 
     Raises:
-      DataError: a comparison without labels, or which does not fit; names it.
+      DataError: a comparison has no labels, or does not fit; names it.
     """
     limit = policy.context if max_length is None else max_length
     alone = []
@@ -56,7 +56,7 @@ def encode_preferred(
 
 
 def text_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
-    """Return what :func:`text_loss` needs of a minibatch."""
+    """Return the targets of :func:`text_loss` for a minibatch."""
     mask = batch.mask[rows]
     return Targets(weights=mask / mask.sum())
 
@@ -64,7 +64,7 @@ def text_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Ta
 def text_loss(
     actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
 ) -> tuple[jax.Array, Means]:
-    """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
+    """Return the mean cross-entropy over the tokens of preferred responses, and its sums."""
     reads, targets = extras
     _, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
     weights = jnp.asarray(targets.weights)

@@ -1,11 +1,11 @@
-"""The watch over a policy that may find a weakness of its reward: gold beside the reward, and when to stop.
+"""Detect a policy that exploits a weakness of its reward: measure gold and reward, and decide when to stop.
 
-``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
-the share of distinct words and pairs of words, and the sum and count of each user's gold. ``overoptimisation.png``
-shows reward and gold against the square root of the KL, as Gao et al. 2023 (2210.10760) do. ``behaviour.json`` has the
-gold of the last tenth of the measurements and that of held-out prompts, for `prb correlate`. ``held_out.jsonl`` has a
-row for each text that the policy writes in the end for prompts that it did not train on, as of new people: gold and,
-where the run has one, reward beside it.
+``gold.jsonl`` has one row for each measurement: reward and gold of the step's rollouts with intervals over users, their
+KL, the share of distinct words and word pairs, and the sum and count of each user's gold. ``overoptimisation.png``
+plots reward and gold against the square root of the KL, as in Gao et al. 2023 (2210.10760). ``behaviour.json`` has the
+gold of the last tenth of the measurements and of held-out prompts, for `prb correlate`. ``held_out.jsonl`` has a row
+for each text that the final policy writes for prompts outside its training data, e.g. of new people: gold and, if the
+run has one, reward.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Rows = list[dict[str, Any]]
 
 
 class GoldWatch:
-    """Measures gold on rollouts. Of several processes the first one writes.
+    """Measures gold on rollouts. With several processes, only the first one writes.
 
     Args:
-      out: the run folder.
-      step: steps made so far: measurements beyond it are dropped, and made again.
-      settings: how often.
-      gold: the second reward, of rollouts; None where the KL alone is watched, or nothing is drawn.
+      out: Run folder.
+      step: Number of completed steps: later measurements are dropped, and made again.
+      settings: Interval of measurements and stopping rules.
+      gold: Second reward for rollouts; None if only the KL is watched, or nothing is drawn.
 
     Attributes:
-      rows: the measurements, of the first process of a run with gold.
+      rows: Measurements, in the first process of a run with gold.
     """
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
@@ -57,8 +57,8 @@ class GoldWatch:
     def measure(
         self, step: int, comparisons: Sequence[Comparison], batch: Rollouts, *, kl: float
     ) -> dict[str, float]:
-        """Return the numbers of a step, counted from 1, for `metrics.jsonl`: gold where it is measured now, and
-        distinct words of the rollouts; `kl` is that of a rollout."""
+        """Return the metrics of a step, counted from 1, for `metrics.jsonl`: gold if it is due, and distinct words of
+        the rollouts. `kl` is the mean KL of a rollout."""
         words = {f"distinct_{n}": distinct(batch.texts, n) for n in (1, 2)}
         if self.gold is None or step % self.settings.every:
             return words
@@ -90,16 +90,16 @@ class GoldWatch:
         held_out: Rows,
         plot: bool,
     ) -> None:
-        """Write `behaviour.json`: the gold of the last tenth of the measurements, and that of the held-out prompts.
+        """Write `behaviour.json`: the gold of the last tenth of the measurements, and of the held-out prompts.
 
-        Runs that differ in their seed alone are repetitions of one figure.
+        Runs that differ only in their seed are repetitions of one figure.
 
         Args:
-          inputs: of the run: all that decides the figure.
-          algorithm: of the run.
-          reward: under which the policy was trained; None of dpo and sft: the labels of the data are in its place.
-          held_out: of :func:`write_held_out`.
-          plot: draws `overoptimisation.png`, where gold was measured.
+          inputs: Inputs of the run: everything that determines the figure.
+          algorithm: Algorithm of the run.
+          reward: Reward that trained the policy; None for dpo and sft, which use the labels of the data instead.
+          held_out: Rows of :func:`write_held_out`.
+          plot: Draws `overoptimisation.png`, if gold was measured.
 
         Raises:
           RunError: a file cannot be written.
@@ -110,7 +110,7 @@ class GoldWatch:
         if not (gold or held_out):
             return
         chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
-        # The pairs that a reward chose (`prb distil`) differ with the reward: they are no setting of the comparison.
+        # Pairs chosen by a reward (`prb distil`) differ with the reward, so they are not a setting of the comparison.
         chosen_by_reward = ("data",) if algorithm in LABELLED and reward is not None else ()
         left_out = ("reward", "versions", *chosen_by_reward)
         kept = {name: value for name, value in inputs.items() if name not in left_out}
@@ -138,7 +138,7 @@ class GoldWatch:
 
 
 def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -> str | None:
-    """Return why a run with these rows of metrics, of all steps so far, ends; None where it goes on."""
+    """Return why a run with these metrics of all steps so far ends; None if it continues."""
     if not rows:
         return None
     if settings.most_kl is not None and rows[-1]["kl"] > settings.most_kl:
@@ -162,7 +162,7 @@ def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -
 
 
 def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
-    """Return the share of different runs of ``n`` words among all of them in these texts; 1 for texts without any."""
+    """Return the share of distinct n-grams of words among all n-grams in these texts; 1 for texts without any."""
     runs = [
         tuple(words[place : place + n])
         for rollouts in texts
@@ -173,7 +173,7 @@ def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
 
 
 def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw reward and gold, each less its first value, against the square root of the KL; bands are 95 % intervals."""
+    """Draw reward and gold, each minus its first value, against the square root of the KL; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
@@ -198,7 +198,7 @@ def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None
 
 
 def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]) -> None:
-    """Raise RunError for a comparison that is trained on, too."""
+    """Raise RunError if a held-out comparison is also in the training data."""
     known = {comparison.id for comparison in trained}
     for comparison in held_out:
         if comparison.id in known:
@@ -211,9 +211,9 @@ def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]
 def write_held_out(
     out: Path, learner: Learner, comparisons: Sequence[Comparison], rewards: Mapping[str, Reward]
 ) -> Rows:
-    """Draw `rollout.n` texts for each prompt with the weights of now, and write and return them with their scores.
+    """Draw `rollout.n` texts for each prompt with the current weights, and write and return them with their scores.
 
-    A collective. The draws depend on the weights, the prompts and the seed alone.
+    A collective. The draws depend only on the weights, the prompts and the seed.
 
     Raises:
       RunError: a reward fails, or the file cannot be written.
@@ -223,7 +223,7 @@ def write_held_out(
     rows: Rows = []
     for start in range(0, len(comparisons), together):
         members = range(start, min(start + together, len(comparisons)))
-        # Steps of training count from 0, so that no draw of theirs has this number.
+        # Training steps are numbered below `settings.steps`, so these draws use new random numbers.
         drawn = sampler.draw(learner.params(), members, step=settings.steps + start, columns=columns)
         asked = [comparisons[member] for member in members]
         scores = {
@@ -250,7 +250,7 @@ def write_held_out(
 
 
 def _parts(rows: Rows) -> dict[str, Rows]:
-    """All rows as "held out", and those of each subset by its name if there are several; empty without rows."""
+    """Return all rows as "held out", plus the rows of each subset by name if there are several; empty without rows."""
     subsets = dict.fromkeys(row["subset"] for row in rows)
     parts = {"held out": rows} if rows else {}
     if len(subsets) > 1:

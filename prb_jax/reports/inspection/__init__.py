@@ -1,1 +1,1 @@
-"""`prb inspect`: what a checkpoint is, from its headers alone."""
+"""`prb inspect`: describe a checkpoint, using only its headers."""

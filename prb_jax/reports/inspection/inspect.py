@@ -1,4 +1,4 @@
-"""What a checkpoint is, on one screen, from its headers alone: no weights are read."""
+"""Describe a checkpoint on one screen, using only its headers: no weights are read."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ def inspect(
     protocol: str | None = None,
     limit: int | None = None,
 ) -> dict[str, str]:
-    """Describe a reward model, a language model, a policy or an encoder; everything is checked that loading checks,
-    except the weights' values.
+    """Describe a reward model, a language model, a policy or an encoder. Runs all checks of loading, except on the
+    weights' values.
 
     Args:
-      model: folder or hub id, or a run of `prb train` or `prb ppo`.
-      revision, base, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
-        compute in the quantised form is not asked.
-      data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
-        model, and what is cut or refused.
-      max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
-      profile_posts: of the data; as many as in training, or the protocol's own number.
-      protocol: "default" or "paper"; both if not given.
-      limit: at most so many comparisons of each source.
+      model: Folder or hub id, or a run of `prb train` or `prb ppo`.
+      revision, base, chat_template, tokenizer, readout, quantize: Same as for :func:`prb_jax.load`; does not check that
+        devices can compute in the quantised form.
+      data: Comparisons by name, as for :func:`prb_jax.evaluate`: adds their lengths for this model, and what is cut or
+        rejected.
+      max_length: Longest conversation in tokens; default: the training's limit, or the protocol's and the model's own.
+      profile_posts: Number of posts of the data; default: the number in training, or the protocol's own.
+      protocol: "default" or "paper"; both by default.
+      limit: Maximum number of comparisons from each source.
 
     Returns:
-      Facts by name, in the order in which they are shown.
+      Facts by name, in display order.
 
     Raises:
-      CheckpointError: what loading the model would raise.
-      DataError: data that cannot be read or shown to this model, or a limit beyond the model's context.
-      RunError: an option for data without data.
+      CheckpointError: loading the model would raise it.
+      DataError: the data cannot be read or shown to this model, or a limit exceeds the model's context.
+      RunError: an option for data is given without data.
     """
     if data is None and (profile_posts is not None or limit is not None):
         raise RunError("profile_posts and limit are for data: name some with --data")
@@ -101,7 +101,7 @@ def inspect(
         trained=read_trained_view(folder.path),
     )
     asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-    reader.view(asked)  # warns
+    reader.view(asked)  # may warn
     comparisons, lengths = None if data is None else read_inputs(data, limit=limit).comparisons, {}
     for name in list(TextProtocol) if protocol is None else [protocol]:
         view = reader.choose_view(replace(asked, protocol=name)).view
@@ -152,7 +152,7 @@ def inspect(
 
 
 def _bos(chat: ChatTokenizer) -> str:
-    """How many BOS tokens a conversation has, in each protocol."""
+    """Return how many BOS tokens a conversation has, in each protocol."""
     bos = chat.bos_token_id
     if bos is None:
         return "the tokenizer has none"
@@ -163,13 +163,13 @@ def _bos(chat: ChatTokenizer) -> str:
 
 
 def _opens_turns(chat: ChatTokenizer) -> bool:
-    """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
+    """Return whether the BOS token marks turns, e.g. Qwen's ``<|im_start|>``: each further turn adds one."""
     bos = chat.bos_token_id
     return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _example(chat: ChatTokenizer) -> str:
-    """One conversation as the model sees it, and its ids; control characters made visible."""
+    """Return one conversation as the model sees it, and its ids; control characters are escaped."""
     ids = chat.encode(_TEA)
     return f"{chat.render([_TEA])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
 
@@ -207,14 +207,14 @@ def _warnings(folder: Path, resolved: ResolvedModel, chat: ChatTokenizer) -> lis
         said.append("config.json has a normaliser of rewards: it is not applied, rewards are the head's own")
     read = {name for name, _ in config.layout.side_files}
     if beside := sorted(path.name for path in folder.glob("*value_head*") if path.name not in read):
-        said.append(f"not read, as the weights have a head of their own: {', '.join(beside)}")
+        said.append(f"not read, because the weights include a head: {', '.join(beside)}")
     if isinstance(config.head, Linear) and config.head.bias:
         said.append(f"{config.head.bias_key} is added to every reward")
     return said
 
 
 def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
-    """The facts of a reward model that reads pairs of texts, or of an encoder of single texts."""
+    """Return the facts of a reward model that reads pairs of texts, or of an encoder of single texts."""
     where = options.tokenizer or folder.path
     named = class_names(read_raw_config(folder.path))
     classifier = any(name.endswith("ForSequenceClassification") for name in named)

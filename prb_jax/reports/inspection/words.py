@@ -1,4 +1,4 @@
-"""The parts of a checkpoint in words, and what a length limit does to comparisons before anything is scored."""
+"""Describe the parts of a checkpoint in words, and the effect of a length limit on comparisons before scoring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_LIMIT = 2**31 - 1
 def model_facts(
     folder: ModelFolder, config: DecoderConfig | EncoderConfig, weights: LoadReport
 ) -> dict[str, str]:
-    """What it is."""
+    """Return name, architecture and parameter count."""
     return {
         "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
         **({"adapter": adapter} if (adapter := describe_adapter(folder.path)) else {}),
@@ -42,7 +42,7 @@ def model_facts(
 
 
 def view_fact(folder: ModelFolder) -> dict[str, str]:
-    """What a model is shown of a comparison where nothing else is asked for."""
+    """Return the default view of a comparison for a model."""
     trained = read_trained_view(folder.path)
     why = f"general defaults: there is no {TRAINED_VIEW} of a training run"
     if trained is not None:
@@ -51,24 +51,24 @@ def view_fact(folder: ModelFolder) -> dict[str, str]:
 
 
 def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, str]:
-    """What a language model is for, and how its texts end."""
+    """Return the uses of a language model, and how its texts end."""
     ids = f"ids {', '.join(map(str, stop_ids))}"
     return {
         "kind": "a language model: prb sample, judge, guide and ppo take it",
-        "logits": "from the input embeddings" if head.tied else "from a matrix of their own (lm_head)",
+        "logits": "from the input embeddings" if head.tied else "from a separate matrix (lm_head)",
         "a text ends at": ids if stop_ids else "the longest length: no id ends it",
     }
 
 
 def files_fact(weights: LoadReport) -> dict[str, str]:
-    """Its files, and the tensors that are used."""
+    """Return its files, and the tensors in use."""
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     told = {"read otherwise": "\n".join(weights.told)} if weights.told else {}
     return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}", **told}
 
 
 def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:
-    """What is there and left aside."""
+    """Return the unused tensors and config keys."""
     ignored = [f"{key}: {reason}" for key, reason in weights.ignored_keys.items()]
     return {
         "tensors ignored": "\n".join(ignored) or "none",
@@ -77,13 +77,13 @@ def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) ->
 
 
 def memory(weights: LoadReport, dtype: str) -> str:
-    """Bytes of all parameters, before and after quantising."""
+    """Return the bytes of all parameters, before and after quantising."""
     before = f"{weights.bytes_unquantized:,} bytes in {dtype}"
     return before if weights.quantize is None else f"{before}, {weights.bytes_held:,} in {weights.quantize}"
 
 
 def reading(resolved: ResolvedModel, rule: str) -> str:
-    """What the head does, in words."""
+    """Describe the head in words."""
     head = resolved.config.head
     if isinstance(head, Linear):
         return f"linear, at the last token, {rule}"
@@ -191,10 +191,10 @@ def pooling_rule(pooling: Pooling) -> str:
 
 
 def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: View) -> dict[str, str]:
-    """How long comparisons are for a model, and what the limit does to them: they are encoded as scoring would.
+    """Return how long comparisons are for a model, and the effect of the limit; encodes them exactly like scoring.
 
     Raises:
-      DataError: what scoring would raise, but for responses that are too long.
+      DataError: same as in scoring, except for responses that are too long.
     """
     limit = reader.limit(view)
     whole = sorted(
@@ -226,14 +226,15 @@ def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: Vie
             f"for the prompt: {listed(list(map(repr, refused)), most=5)}"
         )
     return {
-        f"lengths, {view.protocol}": f"{len(whole):,} comparisons, {counted(view.profile_posts, 'post')}: {middle:,} "
-        f"tokens in the middle, 95 % up to {high:,}, longest {whole[-1]:,} (prompt and longest response, nothing cut)",
+        f"lengths, {view.protocol}": f"{len(whole):,} comparisons, {counted(view.profile_posts, 'post')}; "
+        f"median {middle:,} tokens, 95 % up to {high:,}, longest {whole[-1]:,} "
+        "(prompt and longest response, nothing cut)",
         f"at {limit:,} tokens, {view.protocol}": "\n".join(effects) or "nothing is cut",
     }
 
 
 def length_rule(protocol: TextProtocol, *, limit: int) -> str:
-    """What the protocol does with a conversation of more tokens than the limit, in words."""
+    """Describe how the protocol handles a conversation longer than the limit."""
     if protocol.cuts_responses:
         return f"more than {limit:,} tokens: the end is cut, response and end of turn first"
     return (

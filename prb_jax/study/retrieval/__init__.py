@@ -1,1 +1,1 @@
-"""Which of a user's posts matter for a question: rankings of profiles."""
+"""Rankings of profiles: which of a user's posts matter for a question."""

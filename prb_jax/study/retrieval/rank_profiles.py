@@ -1,6 +1,6 @@
-"""`prb rank-profiles`: the same records, each user's posts in the order in which they matter.
+"""`prb rank-profiles`: write the same records with each user's posts sorted by relevance.
 
-Posts are ranked by BM25 of the question, by recency, or by the embeddings of an encoder, as Contriever's.
+Posts are ranked by BM25 of the question, by recency, or by the embeddings of an encoder, e.g. Contriever.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ B: Final = 0.75
 
 @dataclass(frozen=True)
 class Query:
-    """One profile to be ranked."""
+    """One profile to rank."""
 
-    where: str  # what error messages start with
-    question: str  # by which it is ranked
-    posts: Sequence[Mapping[str, Any]]  # as they stand in the record, each with at least a "text"
+    where: str  # start of error messages
+    question: str  # question to rank the posts for
+    posts: Sequence[Mapping[str, Any]]  # posts as in the record, each with at least a "text"
 
 
 Ranker = Callable[[Iterable[Query]], list[list[int]]]
-"""For each query all positions of its posts, the best one first; equal ones keep their order."""
+"""Returns, for each query, all positions of its posts, the best first; equal posts keep their order."""
 
 
 def bm25(queries: Iterable[Query]) -> list[list[int]]:
-    """Okapi BM25 (Robertson and Zaragoza, 2009) of each post for the question; the profile is the collection.
+    """Rank posts by Okapi BM25 (Robertson and Zaragoza, 2009) for the question; the profile is the collection.
 
-    A question's word that is in df of N posts, f times in a post of L words where posts have A on
-    average, adds ``ln(1 + (N - df + 0.5) / (df + 0.5)) * f * (K1 + 1) / (f + K1 * (1 - B + B * L / A))``.
-    Words are runs of letters, digits and underscores, without regard to case.
+    A word of the question that is in df of N posts, f times in a post of L words, with an average post length A, adds
+    ``ln(1 + (N - df + 0.5) / (df + 0.5)) * f * (K1 + 1) / (f + K1 * (1 - B + B * L / A))``.
+    Words are runs of letters, digits and underscores, case-insensitive.
     """
     collections: dict[tuple[str, ...], tuple[list[Counter[str]], Counter[str]]] = {}
     orders = []
@@ -81,12 +81,12 @@ def bm25(queries: Iterable[Query]) -> list[list[int]]:
 
 
 def recency(queries: Iterable[Query]) -> list[list[int]]:
-    """The newest post first: by "date" where every post of a profile has one, else the last one first.
+    """Rank the newest post first: by "date" if every post of a profile has one, else in reverse order.
 
-    Dates are numbers, or texts that sort as their dates do (ISO 8601).
+    Dates are numbers, or texts that sort chronologically (ISO 8601).
 
     Raises:
-      DataError: for a profile whose posts have dates of both kinds, or of another one.
+      DataError: posts of a profile mix both kinds of dates, or have another type.
     """
     return [best_first(_ages(query)) for query in queries]
 
@@ -95,7 +95,7 @@ RANKERS: Final[Mapping[str, Ranker]] = MappingProxyType({"bm25": bm25, "recency"
 
 
 def _ages(query: Query) -> Sequence[Any]:
-    """What grows with the date of each post."""
+    """Return a sort key that grows with the date of each post."""
     dates = [post.get("date") for post in query.posts]
     if not dates or any(date is None for date in dates):
         return range(len(dates))
@@ -110,7 +110,7 @@ def _ages(query: Query) -> Sequence[Any]:
 
 
 def best_first(values: Sequence[Any]) -> list[int]:
-    """Positions of the values, the largest first; equal ones keep their order."""
+    """Return the positions of the values, the largest first; equal values keep their order."""
     # stable in both directions: reverse=True keeps the order of equal values
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)
 
@@ -119,21 +119,21 @@ def best_first(values: Sequence[Any]) -> list[int]:
 class SimilarityRanking:
     """Rankings of posts."""
 
-    # for each query all positions of its posts, the best one first; equal ones keep their order
+    # for each query all positions of its posts, the best first; equal posts keep their order
     orders: list[list[int]]
-    texts: int  # distinct texts, questions and posts, that were embedded
-    truncated: int  # of these, how many lost their end because they are too long for the encoder
+    texts: int  # number of distinct embedded texts, questions and posts
+    truncated: int  # number of these texts whose end was cut for the encoder
     tokens: int  # real tokens of these texts, after the cut
-    padded_tokens: int  # tokens computed
+    padded_tokens: int  # computed tokens, including padding
 
 
 def rank_by_similarity(
     queries: Sequence[Query], encoder: TextEncoder, *, progress: bool = False
 ) -> SimilarityRanking:
-    """Orders each query's posts by the dot product of their vectors with the question's.
+    """Order each query's posts by the dot product of their vectors with the question's vector.
 
-    Each distinct text is embedded once, however many users and questions it belongs to. A query without
-    posts costs nothing. ``progress`` shows how many texts are embedded.
+    Each distinct text is embedded once, however many users and questions share it. A query without posts costs nothing.
+    ``progress`` shows the number of embedded texts.
     """
     asked = [query for query in queries if query.posts]
     texts = dict.fromkeys(text for q in asked for text in (q.question, *(post["text"] for post in q.posts)))
@@ -147,7 +147,7 @@ def rank_by_similarity(
             orders.append([])
             continue
         post_places = np.asarray([places[post["text"]] for post in query.posts])
-        # One product for equal texts: in a matrix product their rows could differ in the last bit.
+        # Compute each distinct text once: rows of a matrix product with equal texts could differ in the last bit.
         distinct, inverse = np.unique(post_places, return_inverse=True)
         scores = embedded.vectors[distinct] @ embedded.vectors[places[query.question]]
         orders.append(best_first(scores[inverse].tolist()))
@@ -158,14 +158,14 @@ def rank_by_similarity(
 
 @dataclass(frozen=True)
 class Ranked:
-    """What was ranked.
+    """The result of `rank_profiles`.
 
     Attributes:
-      path: the file that was written.
-      records: in it.
-      profiles: records with a profile.
-      texts: distinct questions and posts that an encoder embedded; 0 for rankers without one.
-      truncated: of these, how many lost their end because they are too long for the encoder.
+      path: Output file.
+      records: Number of records in the file.
+      profiles: Number of records with a profile.
+      texts: Number of distinct questions and posts that an encoder embedded; 0 for rankers without encoder.
+      truncated: Number of these texts whose end was cut for the encoder.
     """
 
     path: Path
@@ -189,22 +189,22 @@ def rank_profiles(
 ) -> Ranked:
     """Write the records of ``data`` with their profiles reordered, most relevant post first.
 
-    The field "profile_order" says by what; every other field stays as it is, in JSON files fields outside the schema
-    too.
+    The field "profile_order" records the ranking. Every other field is unchanged, including fields outside the schema
+    in JSON files.
 
     Args:
-      data: a file, or any other source of ``read_comparisons``.
-      encoder: "bm25", "recency", or a model: a folder or hub id of an encoder, as Contriever.
-      out: the file to write, JSON lines, also gzipped; a file with other contents is never replaced.
-      protocol: "default"; or "paper", which does what the ranking script of Personalised RewardBench
-        does: the i-th post gets category and text of the i-th best one, but keeps its own id.
-      mesh, dtype, max_length, revision: for :func:`prb_jax.models.readouts.text_encoder.load_text_encoder`.
-      progress: shows progress on standard error.
+      data: A file, or any other source of ``read_comparisons``.
+      encoder: "bm25", "recency", or a model: a folder or hub id of an encoder, e.g. Contriever.
+      out: Output file, JSON lines, optionally gzipped; a file with other contents is never replaced.
+      protocol: "default"; or "paper", which follows the ranking script of Personalised RewardBench:
+        the i-th post gets category and text of the i-th best one, but keeps its own id.
+      mesh, dtype, max_length, revision: Options of :func:`prb_jax.models.readouts.text_encoder.load_text_encoder`.
+      progress: Show progress on standard error.
 
     Raises:
-      DataError: a record that is not of the format, or an option that means nothing to the encoder.
+      DataError: a record has the wrong format, or an option does not apply to the encoder.
       CheckpointError, MeshError: the model cannot be loaded.
-      RunError: ``out`` is there already with other contents, or cannot be written.
+      RunError: ``out`` already exists with other contents, or cannot be written.
     """
     options = {"mesh": mesh, "dtype": dtype, "max_length": max_length, "revision": revision}
     given, is_path = [name for name, value in options.items() if value is not None], Path(encoder).exists()
@@ -220,7 +220,7 @@ def rank_profiles(
     if target.exists() and Path(data).exists() and target.samefile(data):
         raise RunError(f"{out}: is there already, and what is to be ranked; give --out another file")
     with contextlib.suppress(OSError):
-        temporary_name(target).unlink(missing_ok=True)  # of a call that was killed
+        temporary_name(target).unlink(missing_ok=True)  # left by a killed call
     rows, queries = read_queries(data)
     texts = truncated = 0
     if encoder in RANKERS:
@@ -234,7 +234,7 @@ def rank_profiles(
 
         ranking = rank_by_similarity(queries, load_text_encoder(encoder, **options), progress=progress)
         orders, texts, truncated = ranking.orders, ranking.texts, ranking.truncated
-    # of a folder its name: where a model lies says nothing of it
+    # record only the name of a folder: its location is irrelevant
     ordered_by = Path(encoder).resolve().name if is_path and encoder not in RANKERS else encoder
     lines = []
     for row, query, order in zip(rows, queries, orders, strict=True):
@@ -252,10 +252,10 @@ def rank_profiles(
 
 
 def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
-    """The records of a file, or of any other source of ``read_comparisons``, and the query of each.
+    """Return the records of a file, or of any other source of ``read_comparisons``, and the query of each.
 
     Raises:
-      DataError: a record that is not of the format, or no records at all.
+      DataError: a record has the wrong format, or there are no records.
     """
     rows = source_rows(data)
     questions = [Comparison.from_row(row.value, where=row.where).question for row in rows]

@@ -191,5 +191,5 @@ def test_the_implicit_reward_of_a_policy_guides_chunks(folder, tmp_path, monkeyp
             base, None, folder / "pairs.jsonl", out=tmp_path / "none", loading=LoadOptions(reference=base)
         )
     guide = Guide(model=prb.load(trained, reference=base), weight=1.0, candidates=2)
-    with pytest.raises(DataError, match="token by token: it rewards whole responses alone"):
+    with pytest.raises(DataError, match="token by token: it rewards only whole responses"):
         guide.checked(prb.load_policy(base))

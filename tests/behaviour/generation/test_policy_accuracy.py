@@ -121,7 +121,7 @@ def test_the_implicit_reward_of_a_policy_is_a_reward(folder, policy, comparisons
     for comparison, rewards in zip(comparisons, expected, strict=True):
         np.testing.assert_allclose(rows[comparison.id]["rewards"], rewards, atol=1e-5)
     summary = json.loads((out / "summary.json").read_text())["rewards"][trained]
-    assert summary["token_level"] == "it rewards whole responses alone"
+    assert summary["token_level"] == "it rewards only whole responses"
     assert list(summary["scores"]) == ["seq_score", "seq_score_lennorm"]
 
 

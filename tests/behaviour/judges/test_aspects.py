@@ -61,7 +61,7 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path, capsys):
         run = ("judge", *at, *words, "--profile-posts", "0", "--out", str(out / "planned"))
         assert cli.main(list(run)) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "was told beside the profile: planned aspects" in shown
+        assert "was told, in addition to the profile: planned aspects" in shown
         planned = json.loads((out / "planned" / "summary.json").read_text())
         of_score = {"protocol": "score", "profile_posts": 0}
         bare = judged(server, data, out / "bare", **of_score).summary
@@ -132,5 +132,5 @@ def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path):
     with pytest.raises(RunError, match="aspects: baseline:length reads no prompt"):
         prb.evaluate("baseline:length", data, aspects="oracle", progress=False)
     most = opened.context - 5
-    with pytest.raises(DataError, match=r"comparison 'c0'.*without any post"):
+    with pytest.raises(DataError, match=r"comparison 'c0'.*even without posts"):
         prb.plan_aspects(policy, data, out=tmp_path / "long", max_new_tokens=most, progress=False)

@@ -188,7 +188,7 @@ def test_a_group_is_rewarded(tmp_path):
             assert "response_objs[0].output" in httpx.post(f"{url}/compare", json=broken).text
             assert "principle" in httpx.post(f"{url}/compare", json={**body, "principle": "be kind"}).text
     for settings, message in (
-        ({"pairing": "circular"}, "'scoring.judge.pairing': of no use to"),
+        ({"pairing": "circular"}, "'scoring.judge.pairing': not used by"),
         ({"votes": 2}, "--votes"),
     ):
         asked = ScoringSettings(judge=ScoringJudgeSettings(**settings))

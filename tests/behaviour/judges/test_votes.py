@@ -158,7 +158,7 @@ def test_values_for_a_chat_template(tmp_path):
     [
         ({"votes": 3, "reason": True}, "--votes 3: at temperature 0 all votes are the same"),
         ({"votes": 0, "reason": True}, "--votes: expected 1 or more"),
-        ({"temperature": 0.5}, "--temperature: a MODEL replies in words with --reason alone"),
+        ({"temperature": 0.5}, "--temperature: a MODEL replies in words only with --reason"),
         ({"reason_tokens": 9}, "--reason-tokens: a MODEL replies"),
         ({"temperature": -1.0, "reason": True}, "--temperature: expected a finite number"),
         ({"protocol": "paper", "prompts": "p", "votes": 2}, "--votes: the paper's protocols decide"),

@@ -146,13 +146,13 @@ def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
         ({}, {"dtype": "bfloat16"}, "dtype"),
         ({}, {"max_length": 9}, "max_length"),
     ):
-        with pytest.raises(prb.RunError, match=f"'scoring.{key}': of no use to m: leave it out"):
+        with pytest.raises(prb.RunError, match=f"'scoring.{key}': not used by m; remove it"):
             opened("rubric:http://h/v1#m", tmp_path, judge, **scoring)
     reasons, letters = (
         ScoringSettings(judge=ScoringJudgeSettings(reason=True)),
         open_reward(PpoSettings(), has_letter),
     )
-    with pytest.raises(prb.RunError, match=r"'scoring.judge.reason': of no use to .*has_letter"):
+    with pytest.raises(prb.RunError, match=r"'scoring.judge.reason': not used by .*has_letter"):
         check_scoring(reasons, [letters])
     with pytest.raises(prb.DataError, match=r"judge.highest: expected more than the lowest number, 1"):
         load_ppo_settings({"scoring.judge.highest": 1}, complete=False)

@@ -124,6 +124,6 @@ def test_what_a_reward_is_shown_is_its_own_choice_or_an_option() -> None:
     rewards = [opened(lengths), open_reward(PpoSettings(), "baseline:length")]
     options: dict[str, Any] = {"profile_posts": 3, "protocol": "paper", "max_length": 9, "dtype": "bfloat16"}
     for name, value in {**options, "mesh": "fsdp=1", "history": "FILE"}.items():
-        message = rf"'scoring.{name}': of no use to m or baseline:length: leave it out, found"
+        message = rf"'scoring.{name}': not used by m or baseline:length; remove it, found"
         with pytest.raises(prb.RunError, match=message):
             check_scoring(ScoringSettings(**{name: value}), rewards)

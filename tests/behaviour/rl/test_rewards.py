@@ -80,7 +80,7 @@ def test_a_policy_with_a_reference_gives_its_implicit_reward(model: Path, tmp_pa
     with pytest.raises(prb.CheckpointError, match="score head"):
         open_reward(chosen, trained, trains=False)  # as gold, which is no policy
     length = open_reward(chosen, "baseline:length")
-    with pytest.raises(prb.RunError, match=r"'scoring.reference': of no use to baseline:length"):
+    with pytest.raises(prb.RunError, match=r"'scoring.reference': not used by baseline:length"):
         check_scoring(chosen.scoring, [length])
     data = write_rows(tmp_path / "tastes.jsonl")
     implicit = {"reward": trained, "scoring.reference": reference, "scoring.beta": 0.5}

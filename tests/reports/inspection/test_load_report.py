@@ -59,7 +59,7 @@ def test_lengths_of_the_data(folder: Path, data: Path) -> None:
     whole = whole_lengths(folder, data)
     for protocol in ("default", "paper"):
         assert facts[f"lengths, {protocol}"].startswith(
-            f"12 comparisons, 0 posts: {whole[6]} tokens in the middle, 95 % up to {whole[11]}, longest {whole[-1]} "
+            f"12 comparisons, 0 posts; median {whole[6]} tokens, 95 % up to {whole[11]}, longest {whole[-1]} "
         )
     limit = inspect(str(folder))["too long, default"]
     assert re.match(r"more than [\d,]+ tokens: posts of the profile go", limit)
