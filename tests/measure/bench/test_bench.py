@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_named_shapes_have_the_size_in_their_name(name: str) -> None:
     config = parse_config(shape_config(name), where=name)
     leaves = jax.tree.leaves(abstract_params(config))
     millions = sum(math.prod(leaf.shape) for leaf in leaves) / 1e6
-    said = name.split("-")[1]
+    said = next(part for part in name.split("-") if re.fullmatch(r"[\d.]+[mb]", part))
     expected = float(said[:-1]) * (1000 if said.endswith("b") else 1)
     # The larger ones have an output matrix of the embedding's size in their published count.
     assert millions == pytest.approx(expected, rel=0.15)
