@@ -278,7 +278,7 @@ def load_tokenizer(
       rules: Rules of the model beyond the template.
 
     Raises:
-      CheckpointError: The tokenizer cannot be loaded without running code from its repository, or lacks a chat template;
+      CheckpointError: The tokenizer needs to run code from its repository, cannot be loaded, or lacks a chat template;
         or the template fails on a plain exchange, writes BOS twice, or does not read a given variable.
     """
     if isinstance(source, str | Path):
