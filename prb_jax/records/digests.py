@@ -1,4 +1,4 @@
-"""Digests of the files that a run wrote: they stand in its record, and are compared when the files are read."""
+"""Digests of a run's output files, which its record contains, and which are compared when the files are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def digests_of(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
     """Return the digests of the files in a folder that match one of the patterns, by their paths within it.
 
     Raises:
-      DataError: a file cannot be read.
+      DataError: A file cannot be read.
     """
     names = matching(folder, patterns)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
