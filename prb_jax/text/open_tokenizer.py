@@ -61,7 +61,7 @@ def checked_tokenizer(tokenizer: Any, name: str) -> Any:
     """Check a transformers tokenizer, turn its truncation and padding off, and return it.
 
     Raises:
-      CheckpointError: It needs code of its repository, has no vocabulary, or is hostile.
+      CheckpointError: It needs code of its repository, lacks a vocabulary, or is hostile.
     """
     vocabulary = tokenizer.get_vocab()
     if set(vocabulary.values()) <= set(tokenizer.all_special_ids):
