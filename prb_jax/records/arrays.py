@@ -1,4 +1,4 @@
-"""Files of NumPy that strangers wrote: opened without pickles, and refused in one line."""
+"""Read untrusted NumPy files without pickles; a damaged file gives a one-line error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAMAGED: Final = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, SyntaxError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""What NumPy raises for damaged headers and archives."""
+"""Exceptions of NumPy for damaged headers and archives."""
 
 
 def load_array(path: Path, *, mapped: bool, error: type[PrbError], hint: str) -> np.ndarray:
@@ -25,15 +25,15 @@ def load_array(path: Path, *, mapped: bool, error: type[PrbError], hint: str) ->
 
     Args:
       path: File to read.
-      mapped: If True, its bytes are read when they are asked for; a file without rows cannot be mapped.
+      mapped: If True, memory-map the file, which must have rows.
       error: Class of the error to raise.
-      hint: What the user can do, at the end of the message.
+      hint: Advice for the user, at the end of the message.
 
     Raises:
-      PrbError: of the class `error`: the file cannot be read, or holds no array.
+      PrbError: (class `error`) The file cannot be read, or does not contain an array.
     """
     try:
-        open_file(path).close()  # a pipe is no regular file
+        open_file(path).close()  # refuses pipes, which NumPy would wait for
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays")
@@ -43,7 +43,7 @@ def load_array(path: Path, *, mapped: bool, error: type[PrbError], hint: str) ->
 
 
 def load_arrays(path: Path, *, error: type[PrbError], hint: str) -> dict[str, np.ndarray]:
-    """Return the arrays in a `.npz` file by name; arguments and errors as of :func:`load_array`."""
+    """Return the arrays in a `.npz` file by name; arguments and errors as in :func:`load_array`."""
     try:
         with open_file(path) as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -52,5 +52,5 @@ def load_arrays(path: Path, *, error: type[PrbError], hint: str) -> dict[str, np
 
 
 def _first_sentence(failed: Exception) -> str:
-    """What went wrong; a second sentence of NumPy's advises to run the pickle."""
+    """Return the first sentence of an error; NumPy's second sentence advises to load the pickle."""
     return str(failed).split(". ")[0].removesuffix(".")

@@ -1,4 +1,4 @@
-"""Records of parquet files, and of tables of pandas, polars or pyarrow in memory."""
+"""Read records from parquet files, and from pandas, polars or pyarrow tables in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prb_jax.records.conversation import without_padding
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
-    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
+    """Yield the rows of a parquet file, with only the ``wanted`` columns (None: all).
 
     Raises:
-      DataError: for a damaged file, a column given twice, and text that is not UTF-8.
+      DataError: The file is damaged, a column occurs twice, or text is not UTF-8.
     """
     import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
 
@@ -25,7 +25,7 @@ def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mappin
 
 
 def parquet_rows(path: Path) -> int:
-    """Return how many rows a parquet file says that it has; errors as of :func:`parquet_values`."""
+    """Return the number of rows in the metadata of a parquet file; errors as in :func:`parquet_values`."""
     import pyarrow.parquet as pq
 
     with _arrow_errors(f"{path}: not a whole parquet file"):
@@ -34,7 +34,7 @@ def parquet_rows(path: Path) -> int:
 
 @contextlib.contextmanager
 def _arrow_errors(wrong: str) -> Iterator[None]:
-    """Turn Arrow's errors into one line that begins with what is wrong."""
+    """Turn Arrow's errors into one line that begins with `wrong`."""
     import pyarrow as pa
 
     try:
@@ -44,10 +44,10 @@ def _arrow_errors(wrong: str) -> Iterator[None]:
 
 
 def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
+    """Yield the rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
 
     Raises:
-      DataError: for a table that Arrow cannot represent, a column given twice, and text that is not UTF-8.
+      DataError: Arrow cannot represent the table, a column occurs twice, or text is not UTF-8.
     """
     import pyarrow as pa
 
@@ -58,7 +58,7 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
 
 
 def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
-    """Which of a table's columns are read: the wanted ones (None: all), each there at most once."""
+    """Return the wanted columns of a table (None: all); DataError for a wanted column that occurs twice."""
     columns = [name for name in names if wanted is None or name in wanted]
     for name in columns:
         if columns.count(name) > 1:
@@ -68,12 +68,12 @@ def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: 
 
 
 def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of record batches as Python objects."""
+    """Yield the rows of record batches as Python objects."""
     before = 0
     for batch in batches:
         try:
             values = batch.to_pylist()
-        # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
+        # Invalid UTF-8, a duplicate field in a list of objects, or a date beyond the year 9999.
         except (ValueError, OverflowError) as error:
             raise DataError(_bad_value(batch, where, before)) from error
         yield from map(without_padding, values)
@@ -81,7 +81,7 @@ def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, A
 
 
 def _bad_value(batch: Any, where: str, before: int) -> str:
-    """Which row and field of a record batch cannot be turned into Python objects, and why."""
+    """Return a message on the first row and field of a record batch that cannot become a Python object."""
     for i in range(batch.num_rows):
         for name in batch.schema.names:
             try:

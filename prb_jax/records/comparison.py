@@ -1,7 +1,6 @@
-"""The record everything else works on: one prompt, K responses, and what is known about the user.
+"""The central record: one prompt, K responses, and information about the user.
 
-The schema is that of Personalised RewardBench (arXiv 2604.07343), widened from pairs to K
-responses with labels::
+The schema extends Personalised RewardBench (arXiv 2604.07343) from pairs to K responses with labels::
 
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
@@ -9,12 +8,12 @@ responses with labels::
               tools [objects], chat_template_kwargs {name: value}, rendered [true: texts as a chat template made them]
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
-A response may also be a conversation, a list of messages; the messages that all responses begin with are then the
-prompt, which need not be given. Conversations may part at any turn. Messages keep the fields that chat templates read
-(``tool_calls``, ``tool_call_id``, ``name``, ``reasoning_content``, lists of text parts); a template that does not know
-one of them is an error when the text is made. A record without an id has a digest of its contents as id.
-The private fields are never shown to a scored model. Every value is checked once, here, whether it
-comes from a file or from Python: a ``Comparison`` that exists is a valid one.
+A response can also be a conversation, i.e. a list of messages. The common first messages of all responses are then the
+prompt, which can be omitted. Conversations can diverge at any turn. Messages keep the fields that chat templates read
+(``tool_calls``, ``tool_call_id``, ``name``, ``reasoning_content``, lists of text parts). If a template does not read
+one of these fields, rendering raises an error. A record without an id gets a digest of its contents as id.
+A scored model never sees the private fields. Every value from a file or from Python is checked once, here: every
+``Comparison`` is valid.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _REASONS: Final = ("evidence", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One item of a user's profile: something this user wrote before."""
+    """One item of a user's profile: an earlier text of this user."""
 
     id: str
     text: str
@@ -80,33 +79,33 @@ class RubricAspect:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Comparison:
-    """One prompt with K >= 2 responses to be ranked for one user; K = 1 where it is only to be scored.
+    """One prompt with K >= 2 responses to rank for one user; K = 1 is allowed for scoring.
 
-    Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
-    ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
-    with ``labels=(1.0, 0.0)``. One response alone has no labels, and can only be scored.
+    The constructor takes the fields of a record as keywords: ``question`` or ``prompt``; ``chosen`` and ``rejected``,
+    or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)`` with ``labels=(1.0, 0.0)``. A
+    single response has no labels and can only be scored.
 
     Attributes:
-      id: unique within a data set; a digest of the contents where none is given.
-      prompt: the conversation that all responses share; its last message is the user's or a tool's. It is empty where
-        the responses have different system messages. Tools are on the first message of a conversation.
-      responses: [K] texts, none of them empty. A response of several messages, or of one with tool calls or thoughts,
-        is a :class:`prb_jax.records.conversation.Turns`.
-      labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
-        only to be scored (possible from Python, not from files).
-      user_id: whose preference this is; None where no user is known.
-      profile: the user's posts; a text is one post.
-      profile_order: by what they were ordered, the most relevant first: "bm25", "recency" (the newest first) or the
-        encoder that `prb rank-profiles` was given; None for an order of which nothing is known.
-      category, subset: free labels; results are reported by subset.
-      margin: how much better the chosen response is, where the source says so.
-      rubric_aspects, narrative: private.
-      hints: what else a model is told of the user, behind the profile: a persona, earlier choices, aspects that a
-        planner found. It is never read from a record, and no part of one.
-      is_pair: True if it was given as chosen and rejected. Spelling only, so not compared.
+      id: Unique id within a data set; a digest of the contents if not given.
+      prompt: Conversation before the responses; its last message is from the user or a tool. It is empty if the
+        responses have different system messages. Tools are on the first message of a conversation.
+      responses: [K] non-empty texts. A response of several messages, or of one with tool calls or thoughts, is a
+        :class:`prb_jax.records.conversation.Turns`.
+      labels: [K] finite numbers, higher is better, not all equal; None for a comparison to be scored only (possible
+        from Python, not from files).
+      user_id: The user with this preference; None if unknown.
+      profile: Posts of the user; a text is one post.
+      profile_order: Ranking of the posts, most relevant first: "bm25", "recency" (newest first) or the encoder of `prb
+        rank-profiles`; None if unknown.
+      category, subset: Free labels; results are reported by subset.
+      margin: How much better the chosen response is, if the source gives it.
+      rubric_aspects, narrative: Private fields.
+      hints: User information in the prompt after the profile: a persona, earlier choices, or aspects from a planner.
+        Hints are never read from or written to a record.
+      is_pair: True if the record had chosen and rejected. Only a spelling, so comparisons with == ignore it.
 
     Raises:
-      DataError: naming the field, what was found and what was expected.
+      DataError: A field is invalid; the message names the field, the value found and the expected value.
     """
 
     id: str
@@ -128,7 +127,7 @@ class Comparison:
 
     @property
     def has_user_info(self) -> bool:
-        """Whether anything is known of its user: a name, a profile or hints."""
+        """True if there is any user information: a user id, a profile or hints."""
         return bool(self.profile) or self.user_id is not None or self.hints is not None
 
     def __init__(
@@ -166,12 +165,12 @@ class Comparison:
         """Read one record of a file; keys outside the schema are ignored, null means absent.
 
         Args:
-          row: the decoded record.
-          where: what error messages start with, as "FILE:LINE".
-          labelled: whether there must be labels.
+          row: Decoded record.
+          where: Start of error messages, e.g. "FILE:LINE".
+          labelled: If True, labels are required.
 
         Raises:
-          DataError: for a field that is missing, mistyped or impossible, and for labels that are missing.
+          DataError: A field is missing, has the wrong type or is invalid, or required labels are missing.
         """
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object with fields, found {fields.found(row)}")
@@ -184,16 +183,16 @@ class Comparison:
 
     @property
     def question(self) -> str:
-        """The content of the last user message of the prompt; empty if there is none."""
+        """Content of the last user message of the prompt; empty without one."""
         return next((turn.content for turn in reversed(self.prompt) if turn.role == "user"), "")
 
     @property
     def context(self) -> str:
-        """Tools and arguments of the chat template as JSON; empty if there are none."""
+        """Tools and arguments of the chat template as JSON; empty without them."""
         return (self.prompt or turns_of(self.responses[0]))[0].context
 
     def to_row(self) -> dict[str, Any]:
-        """The record as a JSON-ready dict; ``from_row`` gives an equal comparison back.
+        """Return the record as a JSON-ready dict; ``from_row`` turns it back into an equal comparison.
 
         Absent optional fields are left out.
         """
@@ -275,7 +274,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
 
 
 def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], where: str) -> Messages:
-    """The prompt of a record of rendered texts."""
+    """Return the prompt of a record of rendered texts."""
     if row["rendered"] is not True:
         fields.fail(where, "rendered", f"expected true or false, found {fields.found(row['rendered'])}")
     for name in ("question", *CONTEXT_FIELDS):
@@ -312,7 +311,7 @@ def _labels(value: object, where: str, responses: Sequence[str]) -> tuple[float,
 
 
 def read_profile(value: object, where: str) -> tuple[Post, ...]:
-    """The posts of a profile, also as JSON, none where it is absent; errors of single ones start with ``where``."""
+    """Return the posts of a profile, which can be JSON; () for None. Error messages start with ``where``."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -331,7 +330,7 @@ def _post(value: object, where: str, index: int) -> Post:
     text, identifier, category = item.get("text"), item.get("id"), item.get("category")
     if type(text) is str and type(identifier) is str and type(category) is str:
         plain = text.isascii() and identifier.isascii() and category.isascii()
-        if plain:  # most posts of most files; profiles hold by far the most values of a record
+        if plain:  # fast path for most posts, because profiles have by far the most values of a record
             return Post(identifier, text, category)
     return Post(
         id="" if identifier in (None, "") else fields.identifier(identifier, where, f"profile[{index}].id"),

@@ -1,7 +1,7 @@
-"""Configs: files, mappings and `key=value` overrides become settings (dataclasses of options), and the way back.
+"""Convert config files, mappings and `key=value` overrides to settings (dataclasses of options), and back.
 
-A config file is a Python file with a function ``get_config()``, which returns an ml_collections `ConfigDict` or a dict,
-its keys dotted or nested. Errors name file and key.
+A config file is a Python file with a function ``get_config()`` that returns an ml_collections `ConfigDict` or a dict
+with dotted or nested keys. Errors name the file and the key.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _CONFIGS = Path(__file__).resolve().parents[1] / "commands" / "configs"
 
 
 def find_config(name: str | Path) -> Path:
-    """Return the file of a config: a path, or the name of a config of the package, as "bt_user_blind" or "rl/sft".
+    """Return the file of a config: a path, or the name of a packaged config, e.g. "bt_user_blind" or "rl/sft".
 
     Raises:
-      RunError: there is no such file, and the package has no config of this name.
+      RunError: Neither a file nor a packaged config has this name.
     """
     path = Path(name)
     if path.is_file():
@@ -62,13 +62,13 @@ def find_config(name: str | Path) -> Path:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Return the words for a key that does not exist, with the nearest one that does."""
+    """Return a phrase for an unknown key that suggests the nearest known key."""
     near = _nearest(key, list(known))
     return f"unknown config key {quote(key)}" + (f"; did you mean '{near}'?" if near else "")
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
-    """A key with the same last word abbreviated, in the same section first; then any that is spelled alike."""
+    """Return the key that `key` abbreviates, first in the same section, or the one with the most similar spelling."""
     section, _, last = key.rpartition(".")
     ordered = sorted(known, key=lambda name: name.rpartition(".")[0] != section)
     for name in ordered:
@@ -87,7 +87,8 @@ def read_config(path: str | Path) -> Any:
     """Run a config file and return the result of its `get_config()`, a ConfigDict or a dict.
 
     Raises:
-      RunError: no such file; it is no Python file, fails, has no `get_config`, or that returns something else.
+      RunError: The file is missing or not a Python file, raises an error, lacks `get_config`, or `get_config` returns
+        another type.
     """
     from ml_collections import ConfigDict
 
@@ -122,7 +123,7 @@ def config_values(config: Any) -> Mapping[str, Any]:
 
 
 def to_config_dict(settings: Any) -> ConfigDict:
-    """Settings as a locked ConfigDict: keys cannot be added, and values keep their types."""
+    """Return settings as a locked ConfigDict: keys cannot be added, and values keep their types."""
     from ml_collections import ConfigDict, config_dict
 
     config, known = ConfigDict(), options_of(type(settings))
@@ -139,7 +140,7 @@ def to_config_dict(settings: Any) -> ConfigDict:
 
 
 def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] = ()) -> Settings:
-    """Return checked settings of a kind, a dataclass whose fields are options or sections of them.
+    """Return checked settings of the class `kind`, a dataclass of options and sections.
 
     Args:
       config: Path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
@@ -148,8 +149,8 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
         `mesh=none`, `lora.targets=q,v`. The last one wins.
 
     Raises:
-      RunError: an unknown key (naming the nearest one) or a wrong type.
-      PrbError: a value out of range.
+      RunError: A key is unknown (the message suggests the nearest one), or a value has the wrong type.
+      PrbError: A value is out of range.
     """
     known, values = options_of(kind), dict[str, Any]()
     if isinstance(config, kind):
@@ -173,7 +174,7 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
 
 
 def _flat(config: Any, known: Mapping[str, Option]) -> dict[str, Any]:
-    """Checked values of a config by dotted keys."""
+    """Return the checked values of a config by dotted keys."""
     values: dict[str, Any] = {}
     for key, value in flat_values(config_values(config)):
         if key in values:
@@ -183,7 +184,7 @@ def _flat(config: Any, known: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def explained_settings(settings: Any) -> str:
-    """Return a config file that sets every option, each below its meaning."""
+    """Return the text of a config file that sets every option, each below its help text."""
     lines = [
         '"""Every option with its meaning."""',
         "",
@@ -243,7 +244,7 @@ def _wrong(key: str, hint: Any, found: Any) -> RunError:
 
 
 def _parse(key: str, text: str, hint: Any) -> Any:
-    """The value that a text stands for, by the type of its key."""
+    """Convert text to the type of its key."""
     inner = optional_type(hint)
     if inner is not None:
         return None if text.strip().lower() in _NONE else _parse(key, text, inner)
@@ -263,7 +264,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
 
 
 def _checked(key: str, value: Any, hint: Any) -> Any:
-    """The value in its type: whole numbers are numbers, lists are tuples, and nothing else is converted."""
+    """Return the value in the type of its key: integers become floats and lists become tuples; nothing else changes."""
     inner = optional_type(hint)
     if inner is not None:
         return None if value is None else _checked(key, value, inner)

@@ -13,24 +13,24 @@ from prb_jax.records import fields
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 RENDERED: Final = "rendered"
-"""Role of the one message of a prompt that a chat template has rendered: it is taken as it is, and so are responses."""
+"""Role of the single message of an already rendered prompt: the prompt and its responses are used unchanged."""
 
 ASKING: Final = ("user", "tool")
-"""Roles of the last message of a prompt: the assistant answers them."""
+"""Roles of the last message of a prompt, to which the assistant responds."""
 
 SPOKEN_FIELDS: Final = (
     "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "tool_plan", "tool_responses",
 )  # fmt: skip
-"""Fields of a message that hold a part of what it says."""
+"""Fields of a message with content beyond its text."""
 
 NAME_FIELDS: Final = ("name", "tool_call_id")
-"""Fields of a message that say who speaks; many templates leave them out."""
+"""Fields of a message that identify the speaker; many templates omit them."""
 
 MEDIA_FIELDS: Final = ("images", "videos", "audio")
-"""Fields of a message that hold no text, which no model here reads."""
+"""Fields of a message with other media than text, which no model here can read."""
 
 CONTEXT_FIELDS: Final = ("tools", "chat_template_kwargs")
-"""Fields of a record or a request that a chat template is given beside the messages."""
+"""Fields of a record or request that a chat template receives in addition to the messages."""
 
 UNREAD_FIELDS: Final = ("documents", "functions", "images", "videos")
 """Fields of a record or a request that chat templates read and this package does not render."""
@@ -46,10 +46,10 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-      role: one of `ROLES`.
-      content: its text. Behind the text stand the `SPOKEN_FIELDS` as JSON, for readers without a chat template.
-      fields: the whole message as JSON, which a chat template reads; empty if role and content are all of it.
-      context: on the first message of a conversation, the `CONTEXT_FIELDS` as JSON; else empty.
+      role: One of `ROLES`.
+      content: Text of the message, followed by the `SPOKEN_FIELDS` as JSON for readers without a chat template.
+      fields: Whole message as JSON for chat templates; empty if there are only role and content.
+      context: `CONTEXT_FIELDS` as JSON on the first message of a conversation; empty on the others.
     """
 
     role: str
@@ -60,7 +60,7 @@ class Message:
     __repr__ = short_repr
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the message as chat templates and JSON files have it."""
+        """Return the message in the format of chat templates and JSON files."""
         return json.loads(self.fields) if self.fields else {"role": self.role, "content": self.content}
 
     def with_content(self, content: str) -> Message:
@@ -75,13 +75,13 @@ Messages = tuple[Message, ...]
 
 
 class Turns(str):
-    """A response of several messages, or of one with more than a text.
+    """A response of several messages, or of one message with more than a text.
 
-    As a string it is the whole conversation in plain text, for readers without a chat template. It is equal to no plain
+    As a string it is the whole conversation in plain text, for readers without a chat template. It never equals a plain
     string.
 
     Attributes:
-      messages: what a chat template reads.
+      messages: Messages for a chat template.
     """
 
     messages: Messages
@@ -111,7 +111,7 @@ def turns_of(response: str) -> Messages:
 
 
 def as_response(messages: Messages) -> str:
-    """Return the response that these messages are: a plain text if a single message holds no more than that."""
+    """Return messages as a response: plain text for a single plain message, else :class:`Turns`."""
     plain = len(messages) == 1 and messages[0] == Message("assistant", messages[0].content)
     return messages[0].content if plain else Turns(messages)
 
@@ -128,7 +128,7 @@ def with_context(messages: Messages, context: str) -> Messages:
 
 
 def is_rendered(messages: Sequence[Message]) -> bool:
-    """Return whether a conversation begins with text that a chat template has rendered."""
+    """Return True if a conversation begins with already rendered text."""
     return bool(messages) and messages[0].role == RENDERED
 
 
@@ -136,7 +136,7 @@ def rendered_prompt(prompt: object, responses: Sequence[tuple[str, object]], whe
     """Return a prompt of rendered text, which may be empty if the responses are whole conversations.
 
     Raises:
-      DataError: a prompt or a response that is no text.
+      DataError: The prompt or a response is not a text.
     """
     text = fields.optional_text(prompt, where, "prompt") or ""
     for name, value in responses:
@@ -148,7 +148,8 @@ def split_response(messages: Messages, *, at: int | None = None) -> tuple[Messag
     """Return the prompt and the response of a conversation that ends with the assistant's message.
 
     Args:
-      at: at most so many messages are the prompt, which ends with a message of `ASKING` or is empty.
+      messages: The conversation.
+      at: Maximum number of messages of the prompt, which ends with a role of `ASKING` or is empty.
     """
     at = len(messages) - 1 if at is None else at
     while at and messages[at - 1].role not in ASKING:
@@ -157,10 +158,10 @@ def split_response(messages: Messages, *, at: int | None = None) -> tuple[Messag
 
 
 def read_context(given: Mapping[str, Any], where: str) -> str:
-    """Return the `CONTEXT_FIELDS` of a record or a request as JSON; empty if there are none.
+    """Return the `CONTEXT_FIELDS` of a record or request as JSON; empty without any.
 
     Raises:
-      DataError: a field of another kind, or one that cannot be given to a template.
+      DataError: A field has the wrong type, or a template argument is reserved.
     """
     found: dict[str, Any] = {}
     for name, kind, noun in (("tools", list, "a list of tools"), ("chat_template_kwargs", dict, "an object")):
@@ -181,7 +182,7 @@ def read_context(given: Mapping[str, Any], where: str) -> str:
 
 
 def without_padding(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table without the nulls with which tables fill the fields of messages and tools."""
+    """Return a table row without the nulls that tables add to the fields of messages and tools."""
     for name in ("question", "prompt", "chosen", "rejected", "responses", *CONTEXT_FIELDS):
         if isinstance(row.get(name), list | dict):
             row[name] = _without_nulls(row[name])
@@ -196,7 +197,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what a text of JSON stands for, as tables hold lists and objects; any other value as it is."""
+    """Parse text that contains a JSON list or object, as in tables; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -208,20 +209,20 @@ def from_json(value: Any) -> Any:
 def read_conversation(
     question: object, prompt: object, responses: Sequence[tuple[str, object]], *, where: str
 ) -> tuple[Messages, tuple[str, ...]]:
-    """The prompt and K responses.
+    """Return the prompt and the K responses of a record.
 
-    A response is a text, or a conversation. The first messages of the conversations, as far as they are all equal, are
-    the prompt, which ends with a message of the user or of a tool; the rest of each is its response. A prompt that is
-    given beside conversations must be a part of them, or what comes before. A prompt may end with the beginning of the
-    answer (a prefill): texts continue this message.
+    A response is a text or a conversation. The prompt is the common start of all conversations, up to a message of the
+    user or of a tool; the rest of each conversation is its response. A prompt given in addition to conversations must
+    be a part of them, or precede them. A prompt can end with the beginning of the answer (a prefill), which texts
+    continue.
 
     Args:
-      question, prompt: of the record: a text, a list of messages, or None.
+      question, prompt: Fields of the record: a text, a list of messages, or None.
       responses: K pairs of a field's name and its value.
-      where: what error messages start with.
+      where: Start of error messages.
 
     Raises:
-      DataError: naming the field.
+      DataError: A field is invalid; the message names it.
     """
     given = None if prompt is None or prompt == () else _prompt(prompt, where, "prompt")
     if question is not None:
@@ -281,12 +282,12 @@ def read_conversation(
 
 
 def _asked(messages: Sequence[Message]) -> int:
-    """The number of messages up to the last one of `ASKING`."""
+    """Return the number of messages up to the last one with a role of `ASKING`."""
     return max((k + 1 for k, message in enumerate(messages) if message.role in ASKING), default=0)
 
 
 def _opening(messages: Messages) -> Message:
-    """The first message that is no instruction; conversations that are compared share it."""
+    """Return the first message after system and developer messages; compared conversations share it."""
     return next(message for message in messages if message.role not in ("system", "developer"))
 
 
@@ -297,7 +298,7 @@ def _turns(value: object, where: str, name: str) -> Messages:
 
 
 def _joined(given: Messages | None, messages: Messages, where: str, name: str) -> Messages:
-    """A whole conversation, of the prompt that is given and the messages of a response."""
+    """Return a whole conversation from the given prompt and the messages of a response."""
     if given is None:
         return messages
     if messages[0].role in ("assistant", "tool"):  # the conversation goes on after the prompt
@@ -416,7 +417,7 @@ def joined_parts(content: Any) -> Any:
 
 
 def _as_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, and what else it says as JSON."""
+    """Return the text of a message, followed by its other content as JSON."""
     spoken = {key: message[key] for key in SPOKEN_FIELDS if key in message}
     after = [json.dumps(spoken, ensure_ascii=False)] if spoken else []
     return "\n".join(filter(None, [joined_parts(message.get("content")) or "", *after]))
@@ -427,7 +428,7 @@ def _dumped(value: Any, where: str, name: str) -> str:
         text = json.dumps(value)
     except (TypeError, ValueError) as error:
         fields.fail(where, name, f"expected values of JSON: {error}")
-    # JSON may escape half of a surrogate pair, which no tokenizer could take later.
+    # JSON can escape half of a surrogate pair, which no tokenizer accepts.
     fields.text(json.dumps(value, ensure_ascii=False), where, name)
     return text
 

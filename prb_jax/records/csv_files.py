@@ -1,4 +1,4 @@
-"""Records of CSV files, whose first line names the columns.
+"""Read records from CSV files with a header line.
 
 ``responses``, ``labels``, ``profile`` and ``rubric_aspects`` are JSON (a profile may also be a text); ``question``,
 ``prompt``, ``chosen`` and ``rejected`` are text, or a list of messages as JSON.
@@ -26,10 +26,10 @@ _LONGEST_CELL: Final = 2**31 - 1
 
 
 def csv_rows(path: Path, file: io.BufferedIOBase, wanted: FieldNames | None) -> Iterator[Row]:
-    """Records of a table whose first line names the columns; an empty cell is an absent field."""
+    """Yield the records of a table with a header line; an empty cell is an absent field."""
     csv.field_size_limit(_LONGEST_CELL)
     names: list[str] = []
-    fields: dict[str, str] = {}  # of each column that is read, the field
+    fields: dict[str, str] = {}  # column -> field
     start, size = 1, 0  # of the record that is being read
 
     def lines() -> Iterator[str]:

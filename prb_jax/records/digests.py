@@ -1,4 +1,4 @@
-"""Digests of the files that a run wrote: they stand in its record, and are compared when the files are read."""
+"""Digests of a run's output files, which its record contains, and which are compared when the files are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prb_jax.errors import DataError, PrbError
 from prb_jax.records.files import file_digest
 from prb_jax.records.lines import LARGE, large_digest
 
-_THREADS: Final = 4  # files at a time; a large one has threads of its own for its blocks
+_THREADS: Final = 4  # files at a time; a large one uses further threads for its blocks
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -30,7 +30,7 @@ def digests_of(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
     """Return the digests of the files in a folder that match one of the patterns, by their paths within it.
 
     Raises:
-      DataError: a file cannot be read.
+      DataError: A file cannot be read.
     """
     names = matching(folder, patterns)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
@@ -50,12 +50,12 @@ def check_digests(
     Args:
       folder: Folder of the files.
       digests: Digests by the path of each file within the folder.
-      record: File that the digests stand in, for the message.
+      record: File with the digests, for the message.
       error: Class of the error to raise.
-      hint: What the user can do, at the end of the message.
+      hint: Advice for the user, at the end of the message.
 
     Raises:
-      PrbError: of the class `error`: a file is missing, cannot be read, or is not the one that was written.
+      PrbError: (class `error`) A file is missing, cannot be read, or differs from the written one.
     """
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
         try:
@@ -73,5 +73,5 @@ def _digest(path: Path) -> str:
     try:
         size = path.stat().st_size
     except OSError:
-        size = 0  # reading it says why
+        size = 0  # reading it raises the error
     return large_digest(path) if size >= LARGE else file_digest(path)

@@ -1,4 +1,4 @@
-"""The names of a record's fields: how columns with other names are mapped to them, and a warning of near misses."""
+"""Names of a record's fields: map columns with other names to fields, and warn about near misses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _INSTEAD: Final = {
     "chosen": ("responses",),
     "rejected": ("responses",),
 }
-"""Fields beside which another one is not missed."""
+"""Field -> alternative fields: if one of these is present, the field is not missing."""
 
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
@@ -61,7 +61,7 @@ _PATIENCE: Final = 1000  # records in which a mapped column must occur
 
 @functools.lru_cache(maxsize=4096)
 def nearest_field(name: str) -> str | None:
-    """The field of a record that a column of another name seems to be; None if it resembles no field."""
+    """Return the field that a column with another name probably means; None if it resembles none."""
     plain = re.sub(r"[^a-z0-9]", "", name.casefold())
     if name in _KNOWN or not plain:
         return None
@@ -74,14 +74,14 @@ def nearest_field(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What is read of a record: the fields that it may have, columns mapped to them, and names that resemble a field's.
+    """Columns to read from a record: fields, columns mapped to fields, and columns with similar names.
 
     Raises:
-      DataError: a mapping to what is no field, or of a field itself.
+      DataError: A mapping names an unknown field, or maps a column that is itself a field.
     """
 
-    columns: Mapping[str, str] = field(default_factory=dict)  # by field, the name that it has in the data
-    rendered: bool = False  # whether texts are taken as a chat template has rendered them
+    columns: Mapping[str, str] = field(default_factory=dict)  # field -> its name in the data
+    rendered: bool = False  # if True, texts are already rendered by a chat template
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
@@ -92,23 +92,23 @@ class FieldNames:
                 raise DataError(f"columns: {name}={column}: {quote(column)} is a field of a record by itself")
 
     def __contains__(self, name: object) -> bool:
-        """Whether a column is read."""
+        """Return True if a column is read."""
         known = name in (*_KNOWN, *UNREAD_FIELDS, *LAYOUT_COLUMNS) or name in self.columns.values()
         return known or nearest_field(str(name)) is not None
 
     def field(self, column: str) -> str:
-        """The field to which a column is mapped, or its own name."""
+        """Return the field to which a column is mapped, or the column's name."""
         return next((name for name, mapped in self.columns.items() if mapped == column), column)
 
 
-RECORD: Final = FieldNames()  # fields under their own names
+RECORD: Final = FieldNames()  # no mapped columns
 
 
 _REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
 
 
 class FieldMapper:
-    """Gives the fields of the records of one source their names, and warns once of each that is like a field."""
+    """Renames the mapped columns of one source's records, and warns once about each column that resembles a field."""
 
     def __init__(self, names: FieldNames, source: object) -> None:
         self._names, self._source = names, source
@@ -118,13 +118,13 @@ class FieldMapper:
         self._records = 0
 
     def __call__(self, value: Any, *, where: str) -> Any:
-        """Return a record with the names of fields, in place of the mapped ones.
+        """Return a record with mapped columns renamed to fields.
 
         Raises:
-          DataError: a field is there beside the column that is mapped to it, or a mapped column occurs nowhere.
+          DataError: A record has both a field and its mapped column, or a mapped column never occurs.
         """
         if not isinstance(value, Mapping):
-            return value  # refused where it is checked
+            return value  # `Comparison.from_row` raises the error
         for name, column in self._names.columns.items():
             if column in value:
                 if value.get(name) is not None:

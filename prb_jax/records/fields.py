@@ -16,18 +16,18 @@ def fail(where: str, name: str, message: str) -> NoReturn:
 
 
 def found(value: object) -> str:
-    """A value and its type, short enough for one line."""
+    """Return a value and its type, short enough for one line."""
     if value is None:
         return "null"
     return f"{quote(value)} ({type(value).__name__})"
 
 
 def text(value: object, where: str, name: str) -> str:
-    """``value`` as a string that can be written as UTF-8."""
+    """Return ``value`` as a string that can be written as UTF-8."""
     if not isinstance(value, str):
         fail(where, name, "missing" if value is None else f"expected a string, found {found(value)}")
     if not value.isascii():
-        # JSON may escape half of a surrogate pair; no tokenizer and no file could take it later.
+        # JSON can escape half of a surrogate pair, which no tokenizer and no file accepts.
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -36,12 +36,12 @@ def text(value: object, where: str, name: str) -> str:
 
 
 def optional_text(value: object, where: str, name: str) -> str | None:
-    """As ``text``, with None for an absent field."""
+    """Like ``text``, but return None for an absent field."""
     return None if value is None else text(value, where, name)
 
 
 def identifier(value: object, where: str, name: str) -> str:
-    """A non-empty name; whole numbers are taken as their digits."""
+    """Return a non-empty name; an integer becomes its digits."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return str(int(value))
     if not text(value, where, name):
@@ -50,12 +50,12 @@ def identifier(value: object, where: str, name: str) -> str:
 
 
 def optional_identifier(value: object, where: str, name: str) -> str | None:
-    """As ``identifier``, with None for an absent field."""
+    """Like ``identifier``, but return None for an absent field."""
     return None if value is None else identifier(value, where, name)
 
 
 def number(value: object, where: str, name: str) -> float:
-    """A finite number; truth values are not numbers."""
+    """Return a finite number; booleans are refused."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         fail(where, name, f"expected a number, found {found(value)}")
     try:
@@ -68,14 +68,14 @@ def number(value: object, where: str, name: str) -> float:
 
 
 def sequence(value: object, where: str, name: str) -> list[Any] | tuple[Any, ...]:
-    """A list or tuple."""
+    """Return ``value`` if it is a list or tuple."""
     if not isinstance(value, (list, tuple)):
         fail(where, name, f"expected a list, found {found(value)}")
     return value
 
 
 def objects(value: object, where: str, name: str) -> Sequence[Any]:
-    """As ``sequence``; an object of equally long lists, as older data sets have it, is turned into its objects."""
+    """Like ``sequence``, but convert an object of equally long lists, as in older data sets, to a list of objects."""
     if not isinstance(value, Mapping):
         return sequence(value, where, name)
     columns = list(value.values())
@@ -85,14 +85,14 @@ def objects(value: object, where: str, name: str) -> Sequence[Any]:
 
 
 def mapping(value: object, where: str, name: str) -> Mapping[str, Any]:
-    """An object with named fields."""
+    """Return ``value`` if it is an object with named fields."""
     if not isinstance(value, Mapping):
         fail(where, name, f"expected an object, found {found(value)}")
     return value
 
 
 def as_list(values: Iterable[Any] | None) -> Any:
-    """An iterable of a Python caller as a list; anything else unchanged, for ``sequence`` to refuse."""
+    """Return an iterable as a list, and anything else unchanged, so ``sequence`` raises the error."""
     if values is None or isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         return values
     return list(values)

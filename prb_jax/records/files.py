@@ -1,7 +1,6 @@
-"""Rows of local files: JSON lines, JSON arrays, CSV (all also gzipped) and parquet, each with its place.
+"""Read rows of local files with their places: JSON lines, JSON arrays, CSV (all optionally gzipped) and parquet.
 
-CSV and parquet have files of their own, found by name: :mod:`prb_jax.records.csv_files` and
-:mod:`prb_jax.records.arrow_tables`.
+The seams load the readers of CSV and parquet: :mod:`prb_jax.records.csv_files` and :mod:`prb_jax.records.arrow_tables`.
 """
 
 from __future__ import annotations
@@ -22,23 +21,24 @@ from prb_jax.seams import get
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
-_PIECE: Final = 1 << 20  # bytes that are read at a time
+_PIECE: Final = 1 << 20  # bytes per read
 
 
 def has_known_suffix(path: Path) -> bool:
-    """Whether the file's name says how to read it."""
+    """Return True if the file has a known suffix."""
     return path.name.endswith(SUFFIXES)
 
 
 def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Row]:
-    """The records of one file, in order.
+    """Yield the records of one file, in order.
 
     Args:
-      columns: of CSV and parquet files, which are not read beyond these; None for all of them.
+      path: File to read.
+      columns: Columns to read from CSV and parquet files; None for all.
 
     Raises:
-      DataError: for a file that is missing, unreadable, truncated, of unknown kind, not UTF-8 or
-        not JSON, naming the file and, where there is one, the line and column.
+      DataError: The file is missing, unreadable, truncated, of unknown kind, not UTF-8 or not JSON. The message names
+        the file and, if possible, the line and column.
     """
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if not has_known_suffix(path):
@@ -47,7 +47,7 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
         yield from JsonLines(path).rows()
         return
     with reading(path):
-        open_file(path).close()  # a pipe is no regular file
+        open_file(path).close()  # refuses pipes and devices
         if kind == "parquet":
             values = get("formats", "parquet").value(path, columns)
             yield from (Row(f"{path}: row {number}", value) for number, value in enumerate(values, start=1))
@@ -59,14 +59,14 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
             if _begins_array(file):
                 yield from _array_rows(path, _read_text(file, path))
                 return
-    yield from JsonLines(path).rows()  # as often, a file named .json holds JSON lines
+    yield from JsonLines(path).rows()  # many .json files contain JSON lines
 
 
 def file_digest(path: str | Path) -> str:
-    """``"sha256:..."`` of a file's bytes.
+    """Return ``"sha256:..."`` of a file's bytes.
 
     Raises:
-      DataError: if it cannot be read.
+      DataError: The file cannot be read.
     """
     path = Path(path)
     with reading(path), open_file(path) as file:
@@ -78,7 +78,7 @@ def _is_packed(path: Path) -> bool:
 
 
 def _begins_array(file: io.BufferedIOBase) -> bool:
-    """Whether the first letter of a file, which is read from its beginning again, is that of a JSON array."""
+    """Return True if a file begins with a JSON array; the position is reset to the start."""
     start = b"\xef\xbb\xbf"
     while piece := file.read(_PIECE):
         if piece := piece.removeprefix(start).lstrip():
@@ -101,7 +101,7 @@ def _read_text(file: io.BufferedIOBase, path: Path) -> str:
 
 
 def decoded(raw: bytes | bytearray, path: Path, first: int = 1) -> str:
-    """The text of some lines of a file, from line ``first`` on."""
+    """Return the text of some lines of a file, beginning with line ``first``."""
     try:
         return raw.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -112,9 +112,9 @@ def decoded(raw: bytes | bytearray, path: Path, first: int = 1) -> str:
 
 
 def _array_rows(path: Path, text: str) -> Iterator[Row]:
-    """The records of one JSON array, each with the line where it begins."""
+    """Yield the records of one JSON array, each with the line at which it begins."""
     position, line, counted = text.index("[") + 1, 1, 0
-    expecting = True  # a record may come: after "[" and after ","
+    expecting = True  # True after "[" and ",", where a record can follow
     while True:
         position = skip_space(text, position)
         line += text.count("\n", counted, position)

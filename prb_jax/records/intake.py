@@ -1,4 +1,4 @@
-"""Comparisons from records: of files, and of the tables, objects and generators of a Python caller."""
+"""Build comparisons from records in files, and from tables, objects and generators in Python."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class ArrowTable(Protocol):
 
 
 Records = Comparison | Mapping[str, Any] | Iterable[Comparison | Mapping[str, Any]] | ArrowTable
-"""One comparison or object with the fields of a record; any iterable of them, as a list, a generator or a data set of
-``datasets``; or a table with the Arrow C stream interface, as of pandas, polars or pyarrow."""
+"""One comparison or object with the fields of a record; any iterable of them, e.g. a list, a generator or a data set of
+``datasets``; or a table with the Arrow C stream interface, e.g. from pandas, polars or pyarrow."""
 
 
 def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
-    """The comparisons of a Python caller; see ``given_rows`` and ``read_records``."""
+    """Return the comparisons of a Python caller's records; see ``given_rows`` and ``read_records``."""
     return [row.value for row in read_records(given_rows(data), labelled=labelled)]
 
 
 def given_rows(data: Records) -> Iterator[Row[Any]]:
-    """The records that a Python caller gives, each with its position; they are read one by one.
+    """Yield a Python caller's records with their positions, read one by one.
 
     Raises:
-      DataError: the data are of another type than ``Records``.
+      DataError: The data are not of type ``Records``.
     """
     mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
@@ -71,14 +71,15 @@ def given_rows(data: Records) -> Iterator[Row[Any]]:
 def read_records(
     rows: Iterable[Row[Any]], *, labelled: bool = True, tell: bool = True
 ) -> Iterator[Row[Comparison]]:
-    """The comparisons of rows; of equal records without an id the second one is "ID#2", and so on.
+    """Yield the comparisons of rows; the second of equal records without an id gets the id "ID#2", and so on.
 
     Args:
-      labelled: whether records must have labels.
-      tell: warns at the end of equal records, of users that look alike, and of prompts that are rendered already.
+      rows: Rows of records.
+      labelled: If True, records must have labels.
+      tell: If True, warn at the end about duplicates, similar user names, and prompts that are already rendered.
 
     Raises:
-      DataError: for a record that is not of the format.
+      DataError: A record is invalid.
     """
     unnamed: Counter[str] = Counter()
     users: dict[str, str] = {}
@@ -114,12 +115,12 @@ def _read(row: Row[Any], unnamed: Counter[str], *, labelled: bool) -> Row[Compar
 
 
 def tell_equal(again: int, *, unnamed: int, example: str) -> None:
-    """Warn of equal records without an id.
+    """Warn of duplicate records without an id.
 
     Args:
-      again: how many are equal to an earlier one.
-      unnamed: how many have no id.
-      example: the id that one of them was given.
+      again: Number of records that equal an earlier one.
+      unnamed: Number of records without an id.
+      example: Generated id of a duplicate.
     """
     if again:
         warnings.warn(
@@ -131,7 +132,7 @@ def tell_equal(again: int, *, unnamed: int, example: str) -> None:
 
 
 class RenderedPrompts:
-    """Counts prompts of one text that a chat template has rendered already, and warns of them."""
+    """Counts prompts of one text that a chat template has already rendered, and warns about them."""
 
     def __init__(self) -> None:
         self._read, self._found, self._first = 0, 0, ""
@@ -145,7 +146,7 @@ class RenderedPrompts:
             self._first = self._first or f"{row.where} holds {mark!r}"
 
     def tell(self) -> None:
-        """Warn of the prompts that were found, once."""
+        """Warn once about the prompts found."""
         if self._found:
             warnings.warn(
                 f"field 'prompt': {self._found:,} of {self._read:,} are rendered by a chat template already (the "
@@ -159,7 +160,7 @@ class RenderedPrompts:
 
 
 def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Warn of names of users that differ by Unicode form or white space alone; `places` is where each occurs first."""
+    """Warn of user names that differ only by Unicode form or white space; `places` maps names to first occurrences."""
     spellings: dict[str, list[str]] = {}
     for user in users:
         spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
@@ -176,7 +177,7 @@ def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyTyp
 
 
 def digest(comparisons: Iterable[Comparison]) -> str:
-    """``"sha256:..."`` of the contents of comparisons, in order."""
+    """Return ``"sha256:..."`` of the contents of comparisons, in order."""
     hashed = sha256()
     for comparison in comparisons:
         hashed.update(json.dumps(comparison.to_row(), sort_keys=True).encode())

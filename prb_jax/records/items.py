@@ -1,6 +1,6 @@
-"""The comparisons of a run: in memory, read forward from files larger than memory, or looked up on the disk.
+"""The comparisons of a run: in memory, read sequentially from files larger than memory, or looked up on disk.
 
-Whoever is given comparisons asks them what can be done with them, and not of which class they are.
+Callers test the attributes of :class:`Items`, not the class.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ One = TypeVar("One")
 
 
 class Items(Sequence[One]):
-    """The base class: its methods are right for comparisons, or rows of them, that are all in memory.
+    """Base class, with methods for comparisons, or rows of them, that are all in memory.
 
     Attributes:
-      in_memory: whether all of them are there, so that each may be compared with all others.
-      complete: whether it is known how many they are.
-      files: the files of JSON lines whose digests are taken while they are read.
+      in_memory: True if all items are in memory, so each can be compared with all others.
+      complete: True if the number of items is known.
+      files: Files of JSON lines that are hashed while they are read.
     """
 
     in_memory: bool = True
@@ -37,37 +37,37 @@ class Items(Sequence[One]):
     files: Mapping[Path, JsonLines] = MappingProxyType({})
 
     def about(self) -> float:
-        """Return about how many there are, by what was read so far; 0 where that is not known."""
+        """Return an estimate of the number of items from the part read so far; 0 if unknown."""
         return len(self)
 
     def placed(self: Items[Comparison], name: str) -> Iterator[Row[Comparison]]:
-        """Yield each comparison with the place where it stands: the name of its source, if nothing else is known."""
+        """Yield each comparison with its place, or with the name of its source if the place is unknown."""
         return (Row(name, one) for one in self)
 
     def listen(self, listener: Callable[[int, Row[Comparison]], None]) -> Callable[[int], str] | None:
-        """Call a function with each comparison that is read from now on and its index, in the thread that reads it.
+        """Call `listener` with the index and row of each comparison read from now on, in the reading thread.
 
         Returns:
-          A function from an index to the place in a file; None if nothing is left to be read, and so to be listened to.
+          A function from an index to the place in a file; None if all comparisons are already in memory.
         """
 
     def sample(self, count: int) -> Sequence[One]:
-        """Return all comparisons; of data larger than memory `count` that speak for all."""
+        """Return all comparisons; for data larger than memory, a sample of `count`."""
         return self
 
     def truncated(self) -> int | None:
-        """Return how many of their trees were cut; None where no tokens are known."""
+        """Return the number of truncated trees; None without prepared tokens."""
 
     def at(self, places: np.ndarray) -> Items[One]:
-        """Return the ones at these places."""
+        """Return the items at these indices."""
         return Held(self[place] for place in places.tolist())
 
     def without(self, places: set[int]) -> Items[One]:
-        """Return all but the ones at these places."""
+        """Return all items except those at these indices."""
         return Held(one for place, one in enumerate(self) if place not in places)
 
     def changed(self, change: Callable[[One], One]) -> Items[One]:
-        """Return the comparisons, each of them changed; of large files, when it is read."""
+        """Return the comparisons after `change`, which is applied on reading for large files."""
         return Held(map(change, self))
 
 
@@ -76,7 +76,7 @@ class Held(list[One], Items[One]):
 
 
 def joined(parts: Sequence[tuple[str, Items[Comparison]]]) -> Items[Comparison]:
-    """Return all comparisons of several sources, given with their names, one source after another."""
+    """Return the concatenated comparisons of several named sources."""
     if len(parts) == 1:
         return parts[0][1]
     if all(part.in_memory for _, part in parts):
@@ -86,15 +86,15 @@ def joined(parts: Sequence[tuple[str, Items[Comparison]]]) -> Items[Comparison]:
 
 @dataclass(frozen=True)
 class Window:
-    """Some comparisons that follow one another."""
+    """Some consecutive comparisons."""
 
-    places: range  # of the comparisons
+    places: range  # indices of the comparisons
     comparisons: Sequence[Any]
-    last: bool  # whether they are the last ones
+    last: bool  # True for the last window
 
 
 def windows(comparisons: Iterable[Any], *, first: int, size: int) -> Iterator[Window]:
-    """Yield comparisons in consecutive parts; no more is read than the part and one comparison."""
+    """Yield consecutive windows of comparisons; reads only one comparison ahead."""
     source = iter(comparisons)
     start, count, ahead = 0, first, list(itertools.islice(source, 1))
 
@@ -105,16 +105,16 @@ def windows(comparisons: Iterable[Any], *, first: int, size: int) -> Iterator[Wi
         return Window(range(start, start + len(part)), part, not ahead)
 
     while ahead:
-        yield read(start, count)  # no name holds it while the next one is read
+        yield read(start, count)  # no variable keeps the window alive while the next one is read
         start, count = start + count, size
 
 
 class Joined(Items[Any]):
-    """Comparisons of several sequences, or rows of tables of them, each looked up when it is asked for.
+    """Concatenated comparisons, or table rows, of several sequences; each item is looked up on access.
 
     Args:
-      parts: the sequences, one after another.
-      places: int64, indices into all of their items; all of them if not given.
+      parts: Sequences, in order.
+      places: Indices into the concatenated items, int64; all items if not given.
     """
 
     in_memory = False
@@ -131,7 +131,7 @@ class Joined(Items[Any]):
         return Joined(self._parts, self.places[places])
 
     def sample(self, count: int) -> Sequence[Any]:
-        """Return all of them, or `count` evenly spaced ones."""
+        """Return all items, or `count` evenly spaced ones."""
         if len(self) <= count:
             return self
         return [self[int(place)] for place in np.linspace(0, len(self) - 1, count).round()]
@@ -145,10 +145,10 @@ class Joined(Items[Any]):
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """Return what changes where a file changes: its name, size, time and number.
+    """Return name, size, modification time and inode of each file, which reveal a change.
 
     Raises:
-      DataError: one of them is gone.
+      DataError: A file is missing.
     """
     try:
         states = [(str(file), file.stat()) for file in files]

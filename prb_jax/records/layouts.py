@@ -1,4 +1,4 @@
-"""Records in the layouts of other tools, turned into those of `prb_jax.records.comparison`.
+"""Convert records in the layouts of other tools to the schema of `prb_jax.records.comparison`.
 
 Sources: ShareGPT (``conversations`` of ``from`` and ``value``) and Alpaca (``instruction``, ``input``, ``system``,
 ``history``) as LLaMA-Factory reads them, ms-swift (``messages`` with ``rejected_response``), OpenRLHF
@@ -23,7 +23,7 @@ LAYOUT_COLUMNS: Final = (
     "rejected_messages", "context_messages", "winner", "conversation_a", "conversation_b", "text_chosen",
     "text_rejected",
 )  # fmt: skip
-"""Columns that a layout reads and that are no fields of a record."""
+"""Columns of layouts that are not fields of a record."""
 
 _COLUMNS: Final = frozenset(LAYOUT_COLUMNS)
 _SPEAKERS: Final = {
@@ -35,10 +35,10 @@ _OPENING: Final = re.compile(r"\s*Human:.*?\n\nAssistant:", re.DOTALL)
 
 
 def as_record(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a record with the fields of a comparison; the row itself if it is of none of the layouts.
+    """Return a record with the fields of a comparison; a row in no known layout is returned unchanged.
 
     Raises:
-      DataError: a layout with values that it cannot have, or that cannot be read as it stands; names the column.
+      DataError: A column of a layout is invalid or cannot be read; the message names it.
     """
     if not row.keys() & _COLUMNS:
         return _from_text(_with_roles(row, where))

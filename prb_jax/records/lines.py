@@ -1,4 +1,4 @@
-"""JSON lines, also gzipped, read forward block by block; a large file is known by the digests of its blocks."""
+"""Read JSON lines, optionally gzipped, block by block; digests of blocks identify a large file."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long, 
 Value = TypeVar("Value")
 
 LARGE: Final = 64 << 20
-"""Bytes from which on a file is read by windows and known by the digests of its blocks."""
+"""Minimum size in bytes of files that are read by windows and identified by digests of blocks."""
 
-HELD: Final = 1 << 30  # bytes of raw files up to which training holds their comparisons in memory
+HELD: Final = 1 << 30  # maximum bytes of raw files whose comparisons training keeps in memory
 
 BLOCK: Final = 16 << 20
-WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # kinds of files that are read by windows
-_PIECE: Final = 1 << 20  # bytes that are inflated at a time
-_AHEAD: Final = 2  # blocks that are read before they are asked for
+WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # suffixes of files that can be read by windows
+_PIECE: Final = 1 << 20  # bytes to decompress at a time
+_AHEAD: Final = 2  # blocks to read ahead
 _THREADS: Final = 4
-_PACKED: Final = 4  # bytes of text that a byte of a compressed file stands for
+_PACKED: Final = 4  # estimated compression ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Value]):
-    """One record and where it stands: its fields as they were read, and then the `Comparison` that they make."""
+    """One record with its place: first the raw fields, later the `Comparison`."""
 
     where: str  # "FILE:LINE", or "FILE: row N" in parquet
     value: Value
-    named: bool = True  # False for a comparison whose record has no id
+    named: bool = True  # False for a record without an id
 
 
 class JsonLines:
-    """One file that is read from its beginning as often as it is asked for; the first reading also takes its digest.
+    """A file that can be read several times from its start; the first pass also computes its digest.
 
     Attributes:
-      path: of the file.
+      path: Path of the file.
       digests: sha256 of each block read so far, in hexadecimal.
-      bytes_read: bytes of the file read so far.
+      bytes_read: Bytes read so far, over all passes.
 
     Raises:
-      DataError: the file is missing or cannot be read.
+      DataError: The file is missing or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,32 +61,32 @@ class JsonLines:
         self._count = block_count(self._size)
         self._packed = path.name.endswith(".gz")
         self._expected: Sequence[str] = ()
-        self._records = self._bytes = 0  # of the pass that came farthest
+        self._records = self._bytes = 0  # maxima over passes
 
     @property
     def complete(self) -> bool:
-        """Whether every block was read."""
+        """True if every block was read."""
         return len(self.digests) == self._count
 
     @property
     def digest(self) -> str:
-        """The digest of all bytes, as :func:`large_digest` gives it; what is left of the file is read."""
+        """Digest of all bytes, see :func:`large_digest`; reads the rest of the file."""
         with reading(self.path):
             for _ in self._blocks(len(self.digests)):
                 pass
         return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
 
     def about(self) -> float:
-        """Return the estimated number of records, by what was read so far; 0 where nothing was."""
+        """Return an estimate of the number of records from the part read so far; 0 if nothing was read."""
         if self._packed:
             return self._records * self._count / max(1, len(self.digests))
         return self._records * max(1.0, self._size / max(1, self._bytes))
 
     def expect(self, digests: Sequence[str]) -> None:
-        """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
+        """Compare the first blocks of the file, now or when they are read, with earlier digests.
 
         Raises:
-          DataError: a block differs from its earlier digest.
+          DataError: A block differs from its earlier digest.
         """
         self._expected = digests
         for number in range(len(digests)):
@@ -94,10 +94,10 @@ class JsonLines:
                 self._compare(number)
 
     def rows(self) -> Iterator[Row[Any]]:
-        """Yield every record, from the first one on.
+        """Yield every record, from the start of the file.
 
         Raises:
-          DataError: the file cannot be read, is not what it was, or a line is no JSON.
+          DataError: The file cannot be read or has changed, or a line is not JSON.
         """
         records = size = 0
         with reading(self.path):
@@ -110,8 +110,8 @@ class JsonLines:
                     yield row
 
     def _lines(self) -> Iterator[bytes]:
-        begun: list[bytes] = []  # the line that goes on in the next piece
-        size, number = 0, 1  # of that line
+        begun: list[bytes] = []  # start of a line that continues in the next piece
+        size, number = 0, 1  # its size and line number
         for piece in self._inflated() if self._packed else self._blocks(0):
             for position, part in enumerate(piece.split(b"\n")):
                 if position:
@@ -127,7 +127,7 @@ class JsonLines:
     def _inflated(self) -> Iterator[bytes]:
         inflater = None
         for rest in self._blocks(0):
-            while rest := rest if inflater else rest.lstrip(b"\0"):  # padding after a member
+            while rest := rest if inflater else rest.lstrip(b"\0"):  # zero padding after a gzip member
                 inflater = inflater or zlib.decompressobj(wbits=31)
                 yield inflater.decompress(rest, _PIECE)
                 rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
@@ -136,12 +136,12 @@ class JsonLines:
             raise EOFError
 
     def _blocks(self, first: int) -> Iterator[bytes]:
-        """The bytes of one block after another, which must be what they were; some are read ahead."""
+        """Yield the bytes of each block and check its digest; some blocks are read ahead."""
         coming = deque[Future[tuple[bytes, str]]]()
         threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="scan")
         with open_file(self.path) as file, threads:
             for number in range(first, self._count):
-                # Whoever wants the first records alone needs no further blocks.
+                # Reading only the first records loads no further blocks.
                 stop = min(number + 1 + (_AHEAD if number else 0), self._count)
                 for block in range(number + len(coming), stop):
                     coming.append(threads.submit(self._read, file.fileno(), block))
@@ -155,7 +155,7 @@ class JsonLines:
                 yield data
 
     def _read(self, file: int, number: int) -> tuple[bytes, str]:
-        """The bytes of one block of the open file, and their sha256."""
+        """Return the bytes of one block of the open file, and their sha256."""
         start, end = number * BLOCK, min((number + 1) * BLOCK, self._size)
         parts: list[bytes] = []
         while start < end:
@@ -178,18 +178,17 @@ class JsonLines:
 
 
 def block_count(size: int) -> int:
-    """How many blocks a file of ``size`` bytes has."""
+    """Return the number of blocks of a file of ``size`` bytes."""
     return -(-size // BLOCK)
 
 
 def large_digest(path: Path) -> str:
-    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB; errors as of :class:`JsonLines`."""
+    """Return ``"sha256-blocks:..."``: the sha256 of the digests of all 16 MiB blocks; errors of :class:`JsonLines`."""
     return JsonLines(path).digest
 
 
 def unpacked_size(path: Path) -> int:
-    """Return about how many bytes of text a file holds, for compressed files four times their size; 0 if the path is
-    not a file."""
+    """Return the estimated bytes of text in a file, four times the size for compressed files; 0 if it is no file."""
     try:
         size = path.stat().st_size if path.is_file() else 0
     except OSError:
@@ -198,20 +197,20 @@ def unpacked_size(path: Path) -> int:
 
 
 def is_large(path: Path) -> bool:
-    """Whether a file is read by windows."""
+    """Return True if a file is read by windows."""
     return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
 
 
 def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
-    """The record of one line; None for a blank one.
+    """Return the record of one line; None for a blank line.
 
     Args:
-      line: with or without its end.
-      where: FILE:LINE.
-      first: whether it is the first of the file, which may begin with a byte order mark.
+      line: The line, with or without its line feed.
+      where: Place of the line, FILE:LINE.
+      first: True for the first line of the file, which can begin with a byte order mark.
 
     Raises:
-      DataError: it is not UTF-8 or not JSON.
+      DataError: The line is not UTF-8 or not JSON.
     """
     try:
         text = line.decode("utf-8")
@@ -235,14 +234,14 @@ DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_fields)
 
 
 def skip_space(text: str, position: int) -> int:
-    """The place of the next character that is no white space of JSON."""
+    """Return the index of the next character that is not JSON white space."""
     while position < len(text) and text[position] in " \t\r\n":
         position += 1
     return position
 
 
 def malformed(where: str, error: Exception) -> str:
-    """The message for JSON that cannot be decoded."""
+    """Return the message for JSON that cannot be decoded."""
     if isinstance(error, json.JSONDecodeError):
         return f"{where}: malformed JSON at column {error.colno}: {error.msg}"
     return f"{where}: malformed JSON: {'nested too deeply' if isinstance(error, RecursionError) else error}"

@@ -1,7 +1,7 @@
-"""Options: fields of frozen dataclasses that say what they mean, their range, and where they have an effect.
+"""Options: fields of frozen dataclasses with help text, range and effect.
 
-All else is made from these fields: flags and help of the command line (`prb_jax/commands/arguments.py`), configs,
-overrides and ``--show-config`` (`prb_jax/records/config_files.py`), checks, and the record of a run.
+These fields define flags and help of the command line (`prb_jax/commands/arguments.py`), configs, overrides and
+``--show-config`` (`prb_jax/records/config_files.py`), checks, and the record of a run.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What a user has to know of a field."""
+    """Metadata of a field that is an option."""
 
-    meaning: str = ""  # in words, for the help and for `--show-config`
-    shown: str = ""  # the value in a usage, as "N"; "TEXT ..." for several, and "LOW HIGH" for two
-    flag: str | None = None  # its name on the command line, where it is another one
-    choices: Sequence[str] = ()  # the values that there are; those of a field that is a Literal if not given
-    # least, above, most, below: bounds of its number
+    meaning: str = ""  # help text, also for `--show-config`
+    shown: str = (
+        ""  # placeholder of the value in usage, e.g. "N"; "TEXT ..." for several values, "LOW HIGH" for two
+    )
+    flag: str | None = None  # name on the command line, if different
+    choices: Sequence[str] = ()  # allowed values; taken from the type if this is a Literal
+    # least, above, most, below: bounds of a number
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    # what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`
+    # noun for a required value in messages, e.g. "a file or data set": see :func:`check_given`
     required: str = ""
-    # whether the value decides the result, or names something that is known by its contents, or has none
+    # "result": the value decides the result; "contents": the contents of the named file do; "none": no effect
     effect: Effect = "result"
-    # default, type: of the field
+    # default and type of the field
     default: Any = None
     type: Any = str
 
     @property
     def kind(self) -> Any:
-        """The type of a value that is there: X for `X | None`."""
+        """Type of a value other than None: X for `X | None`."""
         return optional_type(self.type) or self.type
 
     def allows(self, number: float) -> bool:
-        """Tell whether a number is within the bounds."""
+        """Return True if a number is within the bounds."""
         return (
             (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
@@ -56,7 +58,7 @@ class Option:
         )
 
     def fault(self, value: Any) -> str:
-        """What is expected instead of a value; "" where it is allowed."""
+        """Return a phrase for the expected value; "" if the given value is allowed."""
         optional = optional_type(self.type) is not None
         if value is None and optional:
             return ""
@@ -73,7 +75,7 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """The bounds in words."""
+        """Bounds as a phrase."""
         if self.least is not None and self.most is not None:
             return f"{self.least:g} to {self.most:g}"
         words = {
@@ -86,27 +88,27 @@ class Option:
 
 
 def option(default: Any, meaning: str, shown: str = "", **more: Any) -> Any:
-    """A field of a dataclass; arguments are the attributes of :class:`Option`."""
+    """Return a dataclass field that is an option; arguments are the attributes of :class:`Option`."""
     return field(default=default, metadata={_OPTION: Option(meaning=meaning, shown=shown, **more)})
 
 
 def section(kind: Callable[[], Any]) -> Any:
-    """A field with a dataclass of options."""
+    """Return a dataclass field that is a section, a dataclass of options."""
     return field(default_factory=kind, metadata={_OPTION: Option()})
 
 
 def same_option(kind: type, name: str, **changes: Any) -> Any:
-    """A field as another dataclass has it, with changed attributes of its :class:`Option`."""
+    """Return a copy of another dataclass's field, with changed attributes of its :class:`Option`."""
     (item,) = (item for item in fields(kind) if item.name == name)
     default = changes.pop("default", item.default)
     return field(default=default, metadata={_OPTION: replace(item.metadata[_OPTION], **changes)})
 
 
 class Options:
-    """A dataclass of options, which are checked; ``class Name(Options, prefix="lora.", error=DataError)``.
+    """Base class that checks a dataclass of options; ``class Name(Options, prefix="lora.", error=DataError)``.
 
     Raises:
-      PrbError: of the class `error`: a value out of its range; names the key.
+      PrbError: (class `error`) A value is out of range; the message names the key.
     """
 
     prefix: ClassVar[str] = ""
@@ -121,14 +123,14 @@ class Options:
             self.check(name, not expected, expected)
 
     def check(self, name: str, ok: bool, expected: str) -> None:
-        """Raise the error of this class where a value is not as expected."""
+        """Raise the error of this class unless `ok`."""
         if not ok:
             found = quote(getattr(self, name))
             raise self.error(f"{self.prefix}{name}: expected {expected}, found {found}")
 
 
 def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
-    """Return every option of a dataclass by its key; those of sections have dotted keys, or are left out."""
+    """Return every option of a dataclass by its key; options of sections have dotted keys, or are left out."""
     known: dict[str, Option] = {}
     hints = get_type_hints(kind)
     for item in fields(kind):
@@ -145,10 +147,10 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
 
 
 def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
-    """Refuse settings that lack a required value, `but` those that the caller has from elsewhere.
+    """Check that settings have all required values, except the keys in `but`, which the caller provides.
 
     Raises:
-      RunError: there is no such value; names the key.
+      RunError: A required value is missing; the message names the key.
     """
     for key, known in options_of(type(settings), sections=False).items():
         if known.required and key not in but and not getattr(settings, key):
@@ -158,9 +160,10 @@ def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
 
 
 def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: str | None = None) -> Made:
-    """Return a dataclass of options and their sections, from values by the names of single options, or of whole
-    sections; other values are not looked at. With a prefix, which may be empty, names are dotted, as "lora.rank", and
-    begin with it."""
+    """Build a dataclass of options and sections from values by name; a value can also be a whole section.
+
+    Other values are ignored. With a prefix (which can be empty), names begin with it and are dotted, e.g. "lora.rank".
+    """
     given = {}
     for item in fields(kind):  # pyright: ignore[reportArgumentType]
         key, inner = f"{prefix or ''}{item.name}", item.default_factory
@@ -172,13 +175,13 @@ def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: s
 
 
 def refuse_given(given: Mapping[str, Any], decided: str) -> None:
-    """Raise RunError for options that are given where they have no effect; `decided` says why."""
+    """Raise RunError for given options without effect; `decided` is the reason."""
     if named := [name for name, value in given.items() if value is not None]:
         raise RunError(f"{', '.join(named)}: {decided}: leave out here")
 
 
 def optional_type(hint: Any) -> Any:
-    """The type X of `X | None`, or None for other types."""
+    """Return the type X of `X | None`, or None for other types."""
     if get_origin(hint) in (Union, types.UnionType):
         inner = [arg for arg in get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
@@ -186,18 +189,18 @@ def optional_type(hint: Any) -> Any:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The values that a field with these alone may have; () for other fields."""
+    """Return the values of a Literal, optional or not; () for other types."""
     hint = optional_type(hint) or hint
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def flat_settings(settings: Any) -> dict[str, Any]:
-    """Dotted names to plain values."""
+    """Return plain values by dotted names."""
     return dict(flat_values(dataclasses.asdict(settings)))
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted names and values of nested mappings."""
+    """Return dotted names and values of nested mappings."""
     flat = []
     for key, value in values.items():
         nested = isinstance(value, Mapping)

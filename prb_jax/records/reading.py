@@ -1,8 +1,7 @@
-"""Files that strangers wrote: opened only if they are files, and read as JSON within bounds.
+"""Read untrusted files: only regular files are opened, and JSON is read within bounds.
 
-Depth has a bound, since whatever walks a value would fail far from here, where no file could be named; and so has
-size. A field given twice is an error, as one of its values would be lost. So is a number that is not finite, which no
-JSON has and no figure can use.
+Depth and size are bounded, because later code would fail on such values without naming the file. A duplicate field is
+an error, because one of its values would be lost. So is a non-finite number, which is invalid JSON and unusable.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from typing import Any, Final, Protocol
 from prb_jax.errors import DataError, PrbError, quote
 
 LONGEST_LINE: Final = 64 << 20
-"""The most bytes of a line, or of a record of CSV. A small gzip may hold a line that no memory holds."""
+"""Maximum bytes of a line, or of a CSV record. A small gzip file can contain a line larger than memory."""
 
 _LARGEST: Final = 100_000_000
 _DEEPEST: Final = 64
 _MOST_DIGITS: Final = 300
-"""Digits of a whole number; one with a few more is too large for a float."""
+"""Maximum digits of an integer; slightly more do not fit a float."""
 
 
 class SupportsReadline(Protocol):
-    """An open file of bytes, packed or not."""
+    """An open binary file, compressed or not."""
 
     def readline(self, size: int, /) -> bytes:
-        """Return a line, or so many bytes of it."""
+        """Return a line, or at most `size` bytes of it."""
         ...
 
 
@@ -44,7 +43,7 @@ def open_file(path: str | Path) -> io.BufferedReader:
     """Open a file to read its bytes.
 
     Raises:
-      OSError: it cannot be opened, or is a pipe or a device, on which reading might wait or go on forever.
+      OSError: The file cannot be opened, or is a pipe or a device, from which reading might never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
@@ -60,7 +59,7 @@ def bounded_lines(file: SupportsReadline, path: Path, *, error: type[PrbError]) 
     """Yield the lines of an open file, with their ends.
 
     Raises:
-      PrbError: of the kind `error`: a line has more than `LONGEST_LINE` bytes.
+      PrbError: (class `error`) A line has more than `LONGEST_LINE` bytes.
     """
     for number in itertools.count(1):
         line = file.readline(LONGEST_LINE + 1)
@@ -94,15 +93,17 @@ def reading(path: Path) -> Iterator[None]:
 def read_json(
     path: Path, *, error: type[PrbError], hint: str = "", optional: bool = False, finite: bool = True
 ) -> Any:
-    """The value in a JSON file.
+    """Return the value in a JSON file.
 
     Args:
-      hint: what the user can do, put at the end of the message.
-      optional: a file that is not there is None.
-      finite: see `parse_json`.
+      path: File to read.
+      error: Class of the error to raise.
+      hint: Advice for the user, at the end of the message.
+      optional: If True, return None for a missing file.
+      finite: See `parse_json`.
 
     Raises:
-      PrbError: of the kind `error`: the file cannot be read, is too large, or is refused by `parse_json`.
+      PrbError: (class `error`) The file cannot be read or is too large, or `parse_json` refuses it.
     """
     try:
         with open_file(path) as file:
@@ -117,7 +118,7 @@ def read_json(
 
 
 def read_object(path: Path, *, error: type[PrbError], hint: str = "", finite: bool = True) -> dict[str, Any]:
-    """As `read_json`, of a file that holds an object."""
+    """Like `read_json`, but the file must contain an object."""
     value = read_json(path, error=error, hint=hint, finite=finite)
     if not isinstance(value, dict):
         raise error(f"{path}: expected a JSON object, found {type(value).__name__}{_after(hint)}")
@@ -125,14 +126,18 @@ def read_object(path: Path, *, error: type[PrbError], hint: str = "", finite: bo
 
 
 def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = "", finite: bool = True) -> Any:
-    """The value that JSON in UTF-8 stands for.
+    """Parse JSON in UTF-8.
 
     Args:
-      finite: If False, NaN and infinity are read too, which other programs write.
+      data: Bytes to parse.
+      where: Start of error messages.
+      error: Class of the error to raise.
+      hint: Advice for the user, at the end of the message.
+      finite: If False, accept NaN and infinity, which other programs write.
 
     Raises:
-      PrbError: of the kind `error`, starting with `where`: it is not JSON, nested too deeply, a field is given
-        twice, or a number is not finite.
+      PrbError: (class `error`) The data are invalid JSON or nested too deeply, a field occurs twice, or a number is
+        infinite or NaN.
     """
     try:
         value = (_STRICT if finite else _LENIENT).decode(data.decode("utf-8"))
@@ -158,10 +163,10 @@ def _whole(text: str) -> int:
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object from its fields, for a JSON decoder.
+    """Build an object from its fields, as a hook of a JSON decoder.
 
     Raises:
-      ValueError: a field is given twice, of which only the last value would be kept.
+      ValueError: A field occurs twice; otherwise only its last value would be kept.
     """
     value = dict(pairs)
     if len(value) != len(pairs):

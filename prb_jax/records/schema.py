@@ -1,4 +1,4 @@
-"""Check JSON values against the types that the code reads them with: one `TypedDict` says what a file holds."""
+"""Check JSON values against types: a `TypedDict` describes the contents of a file."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def check_schema(value: Any, schema: Any, *, where: str, error: type[PrbError], 
         of this length, dict[str, T], Literal, a union of these and None, or a TypedDict, which allows other fields too.
       where: Start of the message, such as the path of the file.
       error: Class of the error to raise.
-      hint: What the user can do, at the end of the message.
+      hint: Advice for the user, at the end of the message.
 
     Raises:
-      PrbError: of the class `error`, naming the field, what was expected and what was found.
+      PrbError: (class `error`) A value does not fit; the message names the field, the expected and the found value.
     """
     if not _fits(schema)(value):
         after = f"; {hint}" if hint else ""
@@ -51,7 +51,7 @@ def check_schema(value: Any, schema: Any, *, where: str, error: type[PrbError], 
 
 @cache
 def _fits(schema: Any) -> Callable[[Any], bool]:
-    """The test of a schema, made once: files have a million rows."""
+    """Return the test of a schema; cached, because files can have a million rows."""
     kind, parts = get_origin(schema) or schema, get_args(schema)
     if kind is Any:
         return lambda value: True
@@ -85,13 +85,13 @@ def _fits(schema: Any) -> Callable[[Any], bool]:
 
 
 def _explain(value: Any, schema: Any, field: str) -> str:
-    """What is wrong with a value that does not fit: the field, what was expected and what was found."""
+    """Return a phrase on a value that does not fit: the field, the expected and the found value."""
     kind, parts = get_origin(schema) or schema, get_args(schema)
     inside = f"{field}." if field else ""
     if kind in (
         Union,
         types.UnionType,
-    ):  # the alternative of the value's own kind can name the place inside of it
+    ):  # the alternative with the value's type can locate the error inside the value
         alike = [part for part in parts if isinstance(value, dict | list) and _container(part) is type(value)]
         return _explain(value, alike[0], field) if alike else _wrong(value, schema, field)
     if is_typeddict(kind) and isinstance(value, dict):
@@ -120,7 +120,7 @@ def _container(schema: Any) -> Any:
 
 
 def _described(schema: Any) -> str:
-    """The words for a schema in a message."""
+    """Return a phrase for a schema in a message."""
     kind, parts = get_origin(schema) or schema, get_args(schema)
     if kind is Literal:
         return " or ".join(map(quote, parts))
@@ -136,7 +136,7 @@ def fields_of(schema: Any) -> Mapping[str, tuple[Any, bool]]:
     """Return the type of each field of a TypedDict, and whether the field is required."""
     fields = {}
     for name, hint in get_type_hints(schema, include_extras=True).items():
-        # `__required_keys__` does not see marks where annotations are strings.
+        # `__required_keys__` ignores Required and NotRequired if annotations are strings.
         mark = get_origin(hint) if get_origin(hint) in (Required, NotRequired) else None
         is_required = schema.__total__ if mark is None else mark is Required
         fields[name] = (hint if mark is None else get_args(hint)[0], is_required)

@@ -1,4 +1,4 @@
-"""Marks that chat templates write around turns: they show that a text is rendered already."""
+"""Marks of chat templates around turns, which show that a text is already rendered."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ASKED = re.compile(
     r"\s*(?:(?:A chat between|Below is an instruction)[^\n]*?[.\n]\s*)*(Human|USER|User|### Instruction):"
 )
 _ANSWERED = re.compile(r"(Assistant|ASSISTANT|### Response):\s*\Z")
-"""How a conversation in a template of plain text begins and ends."""
+"""Beginning and end of a conversation in a plain text template."""
 
 END_MARKS = (
     "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
     "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>", "<turn|>", "[e~[", "<|END_OF_TURN_TOKEN|>", "<seed:eos>",
     "<SPECIAL_12>", "<extra_id_1>", "<|role_end|>", "<|call|>",
 )  # fmt: skip
-"""End-of-text tokens, with which a decoded completion may end."""
+"""End-of-text tokens that can end a decoded completion."""
 
 
 def template_mark(text: str) -> str | None:
@@ -53,7 +53,7 @@ def template_mark(text: str) -> str | None:
 
 
 def without_end_marks(text: str) -> str:
-    """Return a decoded completion without the end-of-text tokens, and the blanks between them, that it ends with."""
+    """Return a decoded completion without end-of-text tokens, and blanks between them, at its end."""
     end, kept = len(text), len(text)
     while True:
         while end and text[end - 1].isspace():

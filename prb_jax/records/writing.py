@@ -1,4 +1,4 @@
-"""Files and folders that are written whole, by one process at a time, with one clear error where they cannot be."""
+"""Write files and folders atomically, by one process at a time, with a clear error on failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prb_jax.platform.paths import names_url, shown
 
 
 def refuse_file(out: str | Path) -> None:
-    """Raise RunError if the output folder has no name, is a URL, or is there already and is no folder."""
+    """Raise RunError if the output folder is an empty name, a URL, or an existing file."""
     if not str(out):
         raise RunError("out: expected the name of a folder, found an empty text")
     if names_url(out):
@@ -32,7 +32,7 @@ def refuse_file(out: str | Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write ``path`` into one clear RunError."""
+    """Turn an OSError from writing ``path`` into one clear RunError."""
     try:
         yield
     except OSError as error:
@@ -48,24 +48,24 @@ def json_line(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
-    """Write :func:`json_file` as a whole file.
+    """Write the bytes of :func:`json_file` atomically.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: The file cannot be written.
     """
     write_file(path, json_file(value, indent=indent, sort_keys=sort_keys))
 
 
 def json_file(value: Any, *, indent: int = 2, sort_keys: bool = False) -> bytes:
-    """Return strict JSON (no NaN, no infinity), with URLs in the places of their local copies."""
+    """Return strict JSON (no NaN, no infinity), with URLs instead of paths of their local copies."""
     return json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a whole file, with the folders above it.
+    """Write a file atomically and create its parent folders.
 
     Raises:
-      RunError: it cannot be written.
+      RunError: The file cannot be written.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +74,16 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_once(files: Mapping[Path, bytes], *, replace: bool = False) -> None:
-    """Write the files of a verb that has no run folder; where all are there with these bytes, say that it was finished.
+    """Write the files of a verb without a run folder; if all exist with these bytes, report that it was finished.
 
-    So a command that was killed at its very end, and is repeated, ends well, and no command writes over another's file.
+    So repeating a command that was killed at its very end succeeds, and no command overwrites another command's files.
 
     Args:
-      files: contents by path.
-      replace: files with other contents are replaced.
+      files: Contents by path.
+      replace: If True, replace files with other contents.
 
     Raises:
-      RunError: a file is there with other contents, of which none is written then; or it cannot be written.
+      RunError: A file exists with other contents, and nothing is written; or a file cannot be written.
     """
     missing = []
     for path, data in files.items():
@@ -101,18 +101,18 @@ def write_once(files: Mapping[Path, bytes], *, replace: bool = False) -> None:
 
 
 def say_finished(*paths: Path) -> None:
-    """Say that an earlier call wrote these files or folders already."""
+    """Report that an earlier call already wrote these files or folders."""
     print(f"prb: {', '.join(map(str, paths))}: finished already by an earlier call", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
-    """Make a folder with its parents, unless it is there, and hold it against a second writer.
+    """Create a folder with its parents if needed, and lock it against a second writer.
 
-    The lock dies with the process, however it ends. On a file system without locks the folder is not held.
+    The lock ends with the process. A file system without locks leaves the folder unlocked.
 
     Raises:
-      RunError: it cannot be written, or another process holds it for this purpose.
+      RunError: The folder cannot be written, or another process holds its lock.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

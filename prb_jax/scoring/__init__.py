@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-TOO_LONG = ("error", "skip")  # what happens to a comparison whose response leaves no room for its prompt
+TOO_LONG = ("error", "skip")  # how to handle a comparison if a response leaves no room for the prompt
 
-HISTORY = "labelled comparisons of which a fitted method learns the users, or a folder of their saved states"
-"""The meaning of `history` wherever a model may be such a method."""
+HISTORY = "labelled comparisons from which a fitted method learns the users, or a folder of saved user states"
+"""Help text of `history` for all verbs that accept fitted methods."""
 
 NO_CONTROLS = "none"
 CONTROLS = (NO_CONTROLS, "blind", "swap", "all")
-"""What the model is scored with once more: no profile, another user's profile."""
+"""Control runs: without the profile (blind), or with another user's profile (swap)."""
 
 VOTES = ("baseline:popularity", "baseline:nearest-users")
-"""The baselines that count votes of other users: they have rows for some of the comparisons alone."""
+"""Baselines that count votes of other users: only comparisons that other users judge too have rows."""
 
-UPPER_BOUND = "upper_bound"  # in the record of a run: what it was told or knows that no model could know
+UPPER_BOUND = "upper_bound"  # entry of a run's record that names information no real model could have
 
 READS_TEXTS = "{} reads the whole text of profile, prompt and responses, and computes on no device"
-"""Why a scorer without weights has no options."""
+"""Reason why a scorer without weights has no options."""

@@ -1,4 +1,4 @@
-"""The rows of every baseline beside a run, or why one says nothing of its comparisons."""
+"""Rows of every baseline of a run, or the reason why a baseline is undefined."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NO_VOTES: Final = (
 
 
 def all_baselines(job: Job) -> BASELINE_ROWS:
-    """Return the rows of every baseline by name, or why one says nothing of the comparisons.
+    """Return the rows of each baseline by name, or the reason why the baseline is undefined.
 
-    The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
-    shown" is there where the model sees some posts of a profile and not all of them.
+    Vote baselines have rows only for comparisons that other users judge too. "baseline:profile-overlap-shown" is
+    included if the model sees only some posts of a profile.
     """
     comparisons, table = job.inputs.comparisons, job.table
     baselines: dict[str, Sequence[ScoredRow] | str] = {}

@@ -1,7 +1,7 @@
-"""Scorers without a model, always shown beside one: length, chance, and word overlap with the profile.
+"""Baselines without a model, always reported beside one: length, chance, word overlap with the profile, and votes.
 
-Each score but that of a vote is a pure function of its own comparison, so it does not depend on order, batch or what
-else is in the file. Responses with equal texts get equal scores, but for the first position.
+Except for votes, each score is a pure function of one comparison: order, batch and the rest of the file do not matter.
+Equal responses get equal scores, except under "baseline:first".
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _USERS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class _Ballots:
-    """The votes of comparisons with labels; a pair is one prompt with one set of responses."""
+    """Votes of labelled comparisons; a pair is one prompt with one set of responses."""
 
-    # [n] pair and voter of each comparison, and the column of each of its responses; equal texts share a
-    # column, and a comparison without a user is a voter of its own
+    # [n] pair and voter of each comparison, and the column of each response; equal texts share a column,
+    # and a comparison without a user counts as a separate voter
     rows: list[tuple[int, int, list[int]]]
-    # by (pair, voter), the share of the voter's preference by column; the shares are 1 together
+    # (pair, voter) -> column -> share of the voter's preference; the shares sum to 1
     votes: dict[tuple[int, int], dict[int, float]]
-    voters: dict[int, list[int]]  # by pair, who voted, in the order of their names
-    users: int  # how many voters have a name; they come first
-    columns: int  # how many there are
+    voters: dict[int, list[int]]  # pair -> its voters, sorted by name
+    users: int  # number of named voters, who come first
+    columns: int  # number of columns
 
 
 def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
-    """Return how many other users prefer each response, float32 [K]; None where no other user judged the pair."""
+    """Return how many other users prefer each response, float32 [K]; None if no other user judged the pair."""
     ballots = _count(comparisons)
     scores: list[np.ndarray | None] = []
     for pair, voter, options in ballots.rows:
@@ -79,9 +79,9 @@ def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
 def nearest_users(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
     """Return the votes of the users who agree most with the user on other pairs, float32 [K].
 
-    Among the other users who judged the pair, and at least one other pair that the user judged too, those with the
-    highest agreement vote, each with the weight of the agreement: (pairs with the same vote + 1) / (common pairs + 2),
-    without the pair in question. None if no other user qualifies.
+    Another user qualifies with a vote on this pair and at least one other pair in common with the user. The
+    `NEIGHBOURS` users with the highest agreement vote, and the agreement is the weight of the vote. Agreement is (pairs
+    with the same vote + 1) / (common pairs + 2), without this pair. The result is None if nobody qualifies.
     """
     ballots = _count(comparisons)
     scores: list[np.ndarray | None] = [None] * len(comparisons)
@@ -137,7 +137,7 @@ def _count(comparisons: Sequence[Comparison]) -> _Ballots:
 
 
 def _agreements(ballots: _Ballots) -> Iterator[tuple[int, dict[int, tuple[float, float]]]]:
-    """Yield each named user, and by the named voters with a common pair on how many they agree of how many."""
+    """Yield each named user with a dict: other named voter -> (pairs they agree on, pairs both judged)."""
     entries = [
         (voter, pair, column, share)
         for (pair, voter), vote in ballots.votes.items()
@@ -166,26 +166,26 @@ def _agreements(ballots: _Ballots) -> Iterator[tuple[int, dict[int, tuple[float,
 
 _WORD: Final = re.compile(r"\w+")
 _RECENT: Final = 64
-"""Profiles whose words are kept for the next call: records are often in the order of their users."""
+"""Size of the cache of profile vectors: records are often sorted by user."""
 
 
 def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    """Scores of a built-in baseline, one float32 [K] array per comparison.
+    """Return the scores of a built-in baseline, one float32 [K] array per comparison.
 
     * ``baseline:length``: characters of the response.
-    * ``baseline:shorter``: the same, negative: the shortest response wins.
-    * ``baseline:first``: the first response wins. Of a pair given as chosen and rejected the place says nothing: a tie.
+    * ``baseline:shorter``: negated characters of the response, so the shortest response wins.
+    * ``baseline:first``: the first response wins. A pair given as chosen and rejected is a tie: its order is the label.
     * ``baseline:random``: uniform in [0, 1), from a hash of the comparison's id and the text.
     * ``baseline:profile-overlap``: cosine between the TF-IDF vectors of the response and of the
-      user's whole profile, in [0, 1]; without a profile every response scores 0, a tie.
+      user's whole profile, in [0, 1]. Without a profile every response scores 0, a tie.
     * ``baseline:popularity`` and ``baseline:nearest-users``: votes of other users on the same prompt and responses
-      among ``comparisons`` (`prb_jax.scoring.baselines`); where there are none every response scores 0, a tie.
-    * ``baseline:persona-truth``: how much the response pleases the generated person, by the person's tastes, which no
-      model could know (`prb_jax.records.sources.personas.satisfaction`): an upper bound.
+      among ``comparisons``: see :func:`popularity` and :func:`nearest_users`. Without votes every response scores 0.
+    * ``baseline:persona-truth``: satisfaction of a generated person, from tastes that no model could know
+      (`prb_jax.records.sources.personas.satisfaction`): an upper bound.
 
     Raises:
-      CheckpointError: there is no such baseline.
-      DataError: for the last one, a comparison without a generated person as its user.
+      CheckpointError: The baseline is unknown.
+      DataError: A user of "baseline:persona-truth" is not a generated person.
     """
     if (vote := VOTES.get(name)) is not None:
         nothing = (np.zeros(len(comparison.responses), np.float32) for comparison in comparisons)
@@ -208,21 +208,22 @@ def _persona_truth(comparison: Comparison) -> Iterable[float]:
             f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
             "expected the user_id of one, found none"
         )
-    personas = import_module("prb_jax.records.sources.personas")  # which makes the whole benchmark
+    personas = import_module("prb_jax.records.sources.personas")  # its import generates the whole benchmark
     return [personas.satisfaction(comparison.user_id, text) for text in comparison.responses]
 
 
 def _uniform(id: str, text: str) -> float:
-    """24 hashed bits as a fraction: every value is exact in float32."""
+    """Return 24 hashed bits as a fraction: every value is exact in float32."""
     digest = hashlib.sha256(f"{id}\0{text}".encode()).digest()
     return int.from_bytes(digest[:3], "big") / 2**24
 
 
 @dataclass(frozen=True)
 class _ProfileVector:
-    """TF-IDF of one profile; each post is a document of the IDF.
+    """TF-IDF vector of one profile; each post is a document of the IDF.
 
-    ``weights`` by word, ``idf`` by word, ``unseen`` the IDF of words in no post, ``norm`` of weights.
+    ``weights`` and ``idf`` map words to numbers, ``unseen`` is the IDF of a word in no post, ``norm`` is the Euclidean
+    norm of the weights.
     """
 
     weights: Mapping[str, float]
@@ -232,7 +233,7 @@ class _ProfileVector:
 
 
 def profile_overlap(comparisons: Sequence[Comparison], *, posts: int | None = None) -> list[np.ndarray]:
-    """Return the scores of ``baseline:profile-overlap``, from the first posts of each profile or all of them."""
+    """Return the scores of ``baseline:profile-overlap`` from the first `posts` posts of each profile, or from all."""
     vectors: dict[tuple[Post, ...], _ProfileVector] = {}  # a user's rows share one profile
     scores = []
     for comparison in comparisons:
@@ -261,13 +262,13 @@ def _cosine(text: str, profile: _ProfileVector) -> float:
     norm = _norm(weights.values()) * profile.norm
     if norm == 0:
         return 0.0
-    # fsum is exact, so the order of the words in the text leaves no trace in the score
+    # fsum is exact, so the score does not depend on the order of the words
     common = (w * profile.weights[word] for word, w in weights.items() if word in profile.weights)
     return math.fsum(common) / norm
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, runs of letters, digits and underscores, without regard to case."""
+    """Return the case-folded words of a text: runs of letters, digits and underscores."""
     return _WORD.findall(text.casefold())
 
 
@@ -284,22 +285,22 @@ BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]
         PROFILE_OVERLAP: profile_overlap,
     }
 )
-"""The built-in baselines that look at one comparison at a time, by name, in the order in which they are shown."""
+"""Built-in baselines that read one comparison at a time, by name, in the order of the tables."""
 
 VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | None]]]] = MappingProxyType(
     dict(zip(VOTE_NAMES, (popularity, nearest_users), strict=True))
 )
-"""Those that count votes of other users, None where there are none."""
+"""Baselines that count votes of other users; the scores of a comparison without votes are None."""
 
 ORACLES: Final = MappingProxyType({PERSONA_TRUTH: _each(_persona_truth)})
-"""Those that know what no model could: upper bounds, which stand beside no model and on no leaderboard."""
+"""Oracles: upper bounds, never ranked with models."""
 
 
 def baseline_scorer(name: str) -> PlainScorer:
-    """Return a built-in baseline by its name.
+    """Return the scorer of a built-in baseline.
 
     Raises:
-      RunError: there is no such baseline.
+      RunError: The baseline is unknown.
     """
     if name not in BASELINE_NAMES:
         raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(BASELINE_NAMES)}")

@@ -1,9 +1,9 @@
-"""Score comparisons: tokenised in windows and packed into streams, ahead of the device.
+"""Score comparisons: tokenise them in windows and pack them into streams, ahead of the device.
 
-A thread tokenises the next window while the device works on this one; batches are handed to the device
-before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
-processes each tokenises a part of a window, and all get the whole, so that all make the same batches. Windows
-and shapes depend on the whole input and on the options alone, not on what is already scored.
+A thread tokenises the next window while the device works on the current one. Batches are queued on the device before
+earlier results are read back. CPUs compute several batches at once. With several processes, each tokenises a part of a
+window and all exchange their parts, so all make the same batches. Windows and shapes depend only on the whole input
+and the options, not on rows that are already scored.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device s
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-WAITING = 1  # batches given to the device and not yet read back, besides those that run
-MOST_LANES = 8  # batches side by side; each holds activations of its own
+WAITING = 1  # batches queued on the device beyond the running ones
+MOST_LANES = 8  # concurrent batches, each with separate activations
 
-# Tokens of a stream. On CPUs longer ones only fall out of the cache; accelerators need some thousand tokens to be busy.
+# Tokens of a stream. Longer streams only miss the cache of a CPU; accelerators need thousands of tokens to be busy.
 TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 
-_PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
+_PROGRAM_FLOPS = 5e11  # FLOPs that two cores compute in the five seconds of compiling a program
 
 Dispatch = Callable[[Batch], jax.Array]
 
 Gather = Callable[[], list[Tree]]
-"""Gives the trees of all processes, in the order of the comparisons; a collective."""
+"""Returns the trees of all processes, in the order of the comparisons; a collective."""
 
 
 Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
-"""Gives the batches of a window of trees at these indices, the largest first."""
+"""Yields the batches of a window of trees at these indices, the largest first."""
 
 
 def stream_scores(
@@ -83,37 +83,37 @@ def stream_scores(
     divide: bool = True,
     lanes: int = 1,
 ) -> Iterator[ScoredBatch]:
-    """Score every comparison once; a window's batches come the largest shapes first.
+    """Score every comparison once; the batches of a window come with the largest shapes first.
 
     Args:
-      dispatch: starts scoring a batch and returns its scores, not yet computed: [S, M] of streams, [S] of sequences.
-      options: how batches are shaped: streams or sequences.
-      skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
-        whole windows first, whose comparisons are then not even tokenised.
-      divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
-        for trees that are there already.
-      lanes: batches that are computed side by side; see :func:`lanes`.
+      dispatch: Starts scoring a batch and returns its pending scores: [S, M] of streams, [S] of sequences.
+      options: Shapes of batches: streams or sequences.
+      skip: Returns True if these rows do not need scores. `skip`, or its attribute `window` if present, is first called
+        for whole windows: skipped windows are never tokenised.
+      divide: If True, each of several processes calls `encode` for a part of the window; otherwise for all of it, e.g.
+        for trees that are already in memory.
+      lanes: Number of concurrent batches; see :func:`lanes`.
 
     Raises:
-      PrbError: as `encode`.
+      PrbError: Errors of `encode`.
     """
     upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
     if (first := next(upcoming, None)) is None:
         return
     needed = _needed(chain([first], upcoming), getattr(skip, "window", skip))
     if (following := next(needed, None)) is None:
-        return  # nothing is tokenised
+        return
     tokenise = _encode_alone
     if divide and process_count() > 1:
         tokenise = get("processes", "encode").value
     tokenise = partial(tokenise, encode=encode)
     sample = tokenise(first.comparisons)()
     batches = choose_batcher(sample, options, whole=first.last)
-    known = [(first.places, sample)] if following is first else []  # it need not be tokenised again
+    known = [(first.places, sample)] if following is first else []  # not tokenised a second time
     needed = needed if following is first else chain([following], needed)
-    del first, following  # their texts are not held
+    del first, following  # frees their texts
     waiting: deque[Callable[[], ScoredBatch]] = deque()
-    # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
+    # One thread: tokenizers are multi-threaded, so two windows at once would only take turns.
     with (
         ThreadPoolExecutor(1, thread_name_prefix="tokenise") as tokenising,
         ThreadPoolExecutor(lanes, thread_name_prefix="compute") as computing,
@@ -142,7 +142,7 @@ def _encode_alone(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
 
 
 def _needed(upcoming: Iterable[Window], skip_window: Skip) -> Iterator[Window]:
-    """Yield the windows that need scores; none is held while the next one is read."""
+    """Yield the windows that need scores; each is freed before the next one is read."""
     for window in upcoming:
         if not skip_window(window.places):
             yield window
@@ -156,7 +156,7 @@ def _tokenised(
     *,
     thread: ThreadPoolExecutor,
 ) -> Generator[tuple[range, list[Tree]]]:
-    """Yield what is known, then the places and trees of each window; a thread reads and tokenises the next one."""
+    """Yield `known`, then the places and trees of each window, while a thread reads and tokenises the next window."""
 
     def tokenise_next() -> tuple[range, Gather] | None:
         window = next(needed, None)
@@ -167,7 +167,7 @@ def _tokenised(
         yield from known
         while (tokenised := ahead.result()) is not None:
             ahead = thread.submit(tokenise_next)
-            # Gathered here and not in the thread: all processes must start their collectives in one order.
+            # Gathered here, not in the thread: all processes must start their collectives in the same order.
             places, gather = tokenised
             yield places, gather()
     finally:
@@ -181,11 +181,11 @@ def _start(
     computing: ThreadPoolExecutor | None,
     shapes: set[tuple[tuple[int, ...], ...]],
 ) -> Callable[[], np.ndarray]:
-    """Start scoring a batch; returns what waits for its scores.
+    """Start scoring a batch; return a function that waits for its scores.
 
-    A device runs the programs that one thread gives it one after another, and those of several threads side by side.
-    The first batch of a shape, which is added to `shapes`, is given to the device here, so that its program is compiled
-    once and not by every thread.
+    A device runs the programs of one thread in sequence, and programs of several threads concurrently. The first batch
+    of each shape is dispatched on the calling thread, so its program is compiled once and not by every thread. Its
+    shape is added to `shapes`.
     """
     shape = tuple(np.shape(x) for x in jax.tree.leaves(batch))
     if computing is None or shape not in shapes:
@@ -198,7 +198,7 @@ def _start(
 def _finish(
     planned: PlannedBatch, trees: Sequence[Tree], started: Sequence[Callable[[], np.ndarray]]
 ) -> ScoredBatch:
-    """Wait for a batch and take out the scores of its comparisons."""
+    """Wait for a batch and return the scores of its comparisons."""
     return ScoredBatch(
         indices=planned.members,
         scores=planned.take([scores() for scores in started]),
@@ -210,8 +210,7 @@ def _finish(
 
 
 def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool) -> Batcher:
-    """Return a batcher of the shape that costs least for trees for which the sample speaks; where `whole`, it is all
-    there is."""
+    """Return the batcher with the cheapest stream shape for trees like the sample; if `whole`, it is all the data."""
     if not isinstance(options, StreamOptions):
         return options.batches
     fit = None if options.keys is None else get("kernel tables", "fit").value
@@ -224,7 +223,7 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
 def stream_batches(
     trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
 ) -> Iterator[PlannedBatch]:
-    """Pack trees into streams; those that begin alike share their beginning, and equal conversations are one."""
+    """Pack trees into streams: common prefixes share their tokens, and equal conversations are computed once."""
     trees = with_equal_splits(trees)
     for packed in pack_streams(trees, shape, options):
         yield PlannedBatch(
@@ -238,7 +237,7 @@ def stream_batches(
 def rows_of_trees(
     trees: Sequence[Tree], packed: PackedBatch, scores: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return the scores of each tree of a batch, [K], from those of its read places, the only array [S, M]."""
+    """Return the scores [K] of each tree of a batch; `scores` holds one array [S, M], the scores at read places."""
     rows = []
     for row, stream in zip(scores[0], packed, strict=False):
         counts = [len(trees[member].responses) for member in stream.members]
@@ -247,7 +246,7 @@ def rows_of_trees(
 
 
 def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes by which the programs of batches are told apart."""
+    """Return the shapes that determine the compiled program of a batch."""
     if not isinstance(batch, StreamBatch):
         return np.shape(batch.tokens), np.shape(batch.lengths)
     chunks = () if batch.chunks is None else (np.shape(batch.chunks.read),)
@@ -257,8 +256,10 @@ def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], ...]:
 def stream_options(
     config: DecoderConfig, mesh: Mesh, attention: StreamAttention, batch_tokens: int | None = None
 ) -> StreamOptions:
-    """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
-    which each part that the mesh splits batches into computes one at a time."""
+    """Return the stream options for a decoder on these devices.
+
+    `batch_tokens` is the approximate length of a stream; each batch shard of the mesh computes one stream at a time.
+    """
     platform = mesh.devices.flat[0].platform
     options = StreamOptions(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
@@ -271,13 +272,13 @@ def stream_options(
 
 
 def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
-    """Return how many batches are computed side by side: on one CPU device one for each core.
+    """Return the number of concurrent batches: one per core on a single CPU device, otherwise 1.
 
-    Attention walks through blocks that are too small to be shared among threads, which leaves cores idle between the
-    large products of a single batch. Programs of several devices meet in collectives and must keep one order.
+    Attention processes blocks that are too small to split among threads, so a single batch leaves cores idle between
+    its large products. Programs of several devices contain collectives and must run in one order.
 
     Args:
-      held: bytes that each of them holds; all together hold at most half of the machine's memory.
+      held: Bytes that each batch holds; all batches together hold at most half of the machine's memory.
     """
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return 1
@@ -288,7 +289,7 @@ def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
 
 @cache
 def machine_memory() -> float:
-    """Return the bytes of the machine, or of the container where it has less; infinity where they are not known."""
+    """Return the memory of the machine in bytes, or of the container if less; infinity if unknown."""
     try:
         memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a run says of benchmarks: each by its own rule, and RewardBench's result files."""
+"""Benchmark scores of a run, each by the benchmark's own rule, and RewardBench's result files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from prb_jax.trees.encode import conversations
 
 
 def check_benchmarks(inputs: Inputs) -> None:
-    """Make sure, before anything is scored, that every benchmark's rule can be applied.
+    """Check, before anything is scored, that every benchmark's rule can be applied.
 
     Raises:
-      DataError: naming the comparison that is not of the form that the rule needs.
+      DataError: A comparison does not have the form that the rule needs; the message names it.
     """
     for name, positions in inputs.benchmarks.items():
         unscored = (inputs.comparisons[position] for position in positions)
@@ -80,15 +80,17 @@ def benchmark_scores(
                 if isinstance(scored, str)
                 else benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
-                if baseline in BASELINES  # votes speak of some comparisons, and a rule needs all
+                if baseline in BASELINES  # votes cover some comparisons, and a rule needs all
             },
         }
     return scores
 
 
 def write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
-    """Write RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
-    template writes their texts, or they are the bare conversations."""
+    """Write RewardBench's result files to ``out/BENCHMARK``, for the benchmarks that define them.
+
+    The texts are conversations in the model's chat template, or bare ones without a template.
+    """
     tokenizer = job.scorer.tokenizer
     render = getattr(tokenizer, "render", None)
     for benchmark, positions in job.inputs.benchmarks.items():

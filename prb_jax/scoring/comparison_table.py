@@ -1,8 +1,7 @@
-"""What a run needs of each comparison beside its text: its id, subset, user and labels, in compact columns; and which
-comparisons depend on each other: those of one user, and those in which the same responses are judged.
+"""Compact columns of a run's comparisons without their text: ids, subsets, users, labels, and the statistical clusters.
 
-Comparisons of large files are entered while they are read for the first time. The scores of the baselines, which need
-the text, are taken on the same occasion.
+Comparisons depend on each other if they share a user or judge the same responses. Comparisons of large files are
+entered on their first read; baselines, which need the text, are scored at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from prb_jax.seams import get
 Baselines = Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]
 
 _LEAST_SHARED = 0.01
-"""Share of the comparisons with a response that another user judges too, from which the data are crossed."""
+"""Least share of comparisons with a response that another user judges too, for the data to count as crossed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,18 @@ class TableRow:
     user_id: str | None
     labels: Sequence[float]
     margin: float | None
-    has_user_info: bool  # as of `Comparison`
+    has_user_info: bool  # see `Comparison.has_user_info`
 
 
 class ComparisonTable:
-    """The columns of a run's comparisons, in their order, as far as they were read.
+    """Columns of a run's comparisons that were read so far, in their order.
 
     Args:
-      comparisons: of the run. Large ones are entered when they are read for the first time; others at once.
-      baselines: whether the first process scores comparisons by the baselines when it enters them.
+      comparisons: Comparisons of the run. Those of large files are entered on their first read, others at once.
+      baselines: If True, the first process also scores each comparison of a large file with the baselines.
 
     Attributes:
-      subsets, users, labels: of each comparison, by its place.
+      subsets, users, labels: Values of each comparison, by its index.
     """
 
     def __init__(self, comparisons: Items[Comparison], *, baselines: bool = True) -> None:
@@ -68,10 +67,10 @@ class ComparisonTable:
         self._scorers: Baselines = get("tables", "baselines").value
         self._baselines = [Lists() for _ in self._scorers]
         self._with_baselines = baselines and process_index() == 0
-        self._unnamed = self._again = 0  # records without an id, and which of them equal an earlier one
-        self._example = ""  # the id of one of these
+        self._unnamed = self._again = 0  # numbers of records without an id, and of duplicates among them
+        self._example = ""  # id of a duplicate
         self._rendered = RenderedPrompts()
-        self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
+        self._seen: dict[int, int] = {}  # 8-byte digest of an id -> its first index
         self._lock = threading.Lock()
         self._where = comparisons.listen(self._enter)
         if self._where is None:
@@ -79,7 +78,7 @@ class ComparisonTable:
                 self.append(comparison)
 
     def __len__(self) -> int:
-        """How many comparisons are known."""
+        """Return the number of comparisons read so far."""
         return len(self._starts) - 1
 
     def id(self, index: int) -> str:
@@ -88,7 +87,7 @@ class ComparisonTable:
 
     @property
     def ids(self) -> Sequence[str]:
-        """The ids of all comparisons that are known."""
+        """Ids of all comparisons read so far."""
         return _Lazy(self.__len__, self.id)
 
     def row(self, index: int, scores: Sequence[float], *, tokens: int = 0, truncated: Any = 0) -> ScoredRow:
@@ -113,7 +112,7 @@ class ComparisonTable:
 
     @classmethod
     def stored(cls, columns: Mapping[str, np.ndarray]) -> ComparisonTable:
-        """Return the table that :meth:`columns` were of; all of it is known."""
+        """Return the complete table from its :meth:`columns` (and `response_starts` of the store)."""
         table = cls(Held())
         table._text, table._starts = columns["ids"], columns["id_starts"]
         table.subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
@@ -125,14 +124,14 @@ class ComparisonTable:
         return table
 
     def at(self, places: np.ndarray) -> ComparisonTable:
-        """Return the table of the comparisons at these places."""
+        """Return the table of the comparisons at these indices."""
         table = ComparisonTable(Held())
         for place in places.tolist():
             table.append(self[place], [column[place] for column in self._baselines])
         return table
 
     def __getitem__(self, index: int) -> TableRow:
-        """Return what is known of a comparison, without the scores of the baselines."""
+        """Return the row of a comparison, without the scores of the baselines."""
         margin = float(self._margins[index])
         return TableRow(
             self.id(index),
@@ -144,18 +143,18 @@ class ComparisonTable:
         )
 
     def clusters(self, comparisons: Items[Comparison]) -> Clusters:
-        """Return the clusters of the run's comparisons; data larger than memory are clustered by their users alone."""
+        """Return the clusters of the run's comparisons; data larger than memory are clustered only by user."""
         if comparisons.in_memory:
             return clusters_of(comparisons)
         return Clusters(tuple(self.users[index] for index in range(len(self))))
 
     def told(self) -> int:
-        """Return of how many comparisons the user is known, by a name, a profile or hints."""
+        """Return the number of comparisons with user information: a user id, a profile or hints."""
         return int(np.asarray(self._told).sum(dtype=np.int64))
 
     def baselines(self) -> dict[str, Sequence[ScoredRow]]:
-        """Return the rows of every baseline, in the order of the comparisons, all of which are known."""
-        if self._where is None:  # they were not scored when they were entered
+        """Return the rows of every baseline, in the order of the comparisons; all must have been read."""
+        if self._where is None:  # comparisons in memory are not scored on entry
             for score, column in zip(self._scorers.values(), self._baselines):
                 for scores in score(self._comparisons):
                     column.append(scores.tolist())
@@ -166,16 +165,16 @@ class ComparisonTable:
         }
 
     def advance(self, stop: int) -> None:
-        """Make sure that the first comparisons are known.
+        """Read the comparisons before index `stop`.
 
         Raises:
-          DataError: a record that cannot be read, or an id that was used before, naming file and line.
+          DataError: A record cannot be read, or its id was used before; the message names file and line.
         """
         if len(self) < stop:
-            self._comparisons[stop - 1]  # pyright: ignore[reportUnusedExpression] - entered by it
+            self._comparisons[stop - 1]  # pyright: ignore[reportUnusedExpression] - reading enters it
 
     def complete(self) -> None:
-        """Make sure that all comparisons are known, and warn of those that are equal; errors as of :meth:`advance`."""
+        """Read all comparisons and warn of duplicates; errors as in :meth:`advance`."""
         if len(self) < len(self._comparisons):
             for _ in self._comparisons:
                 pass
@@ -186,7 +185,7 @@ class ComparisonTable:
         self._unnamed = self._again = 0
 
     def append(self, one: Comparison | TableRow, baselines: Sequence[Sequence[float]] = ()) -> None:
-        """Add the next comparison, whose id is distinct, with its scores by each baseline if they are known."""
+        """Add the next comparison with its scores by each baseline, if any; its id must be new."""
         self._seen.setdefault(_short_digest(one.id), len(self))
         self._text += one.id.encode()
         self.subsets.append(one.subset)
@@ -196,7 +195,7 @@ class ComparisonTable:
         self._margins.append(math.nan if one.margin is None else one.margin)
         for column, scores in zip(self._baselines, baselines):
             column.append(scores)
-        self._starts.append(len(self._text))  # last, for another thread may read
+        self._starts.append(len(self._text))  # last, because another thread may read
 
     def _enter(self, index: int, placed: Row[Comparison]) -> None:
         with self._lock:
@@ -205,7 +204,7 @@ class ComparisonTable:
             name = placed.value.id
             before = self._seen.get(_short_digest(name))
             if before is not None and self.id(before) == name:
-                assert self._where is not None  # for it is read
+                assert self._where is not None  # only comparisons of files are entered here
                 first = self._where(before)
                 raise DataError(f"{placed.where}: field 'id': {quote(name)} was already used at {first}")
             self._rendered.look_at(placed)
@@ -217,12 +216,12 @@ class ComparisonTable:
 
 
 def scored_by(baselines: Baselines, comparison: Comparison) -> list[list[float]]:
-    """Return the scores of a comparison by each of these baselines."""
+    """Return the scores of a comparison by each baseline."""
     return [score([comparison])[0].tolist() for score in baselines.values()]
 
 
 class _Lazy(Sequence[Any]):
-    """Values that are made when they are asked for."""
+    """Sequence that computes each value on access."""
 
     def __init__(self, count: Callable[[], int], get: Callable[[int], Any]) -> None:
         self._count, self._get = count, get
@@ -243,8 +242,8 @@ def _short_digest(name: str) -> int:
 def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
     """Return the clusters of comparisons, in their order.
 
-    Where no comparison has a user, comparisons whose profiles share a post belong to one user. The data are crossed
-    where one in a hundred comparisons has a response, to the same prompt, that another user judges too.
+    If no comparison has a user, comparisons with a common post in their profiles belong to one user. The data are
+    crossed if at least 1 % of the comparisons share a response, to the same prompt, with another user.
     """
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = all(user is None for user in users) and any(c.profile for c in comparisons)

@@ -1,7 +1,7 @@
-"""Controls of an evaluation: the same model without the user's profile, and with that of another user.
+"""Controls of an evaluation: the same model without the user's profile, or with another user's profile.
 
-A high accuracy proves no personalisation by itself: a model may find the better response from its wording alone. The
-gain over a control is what the model makes of the user.
+High accuracy does not prove personalisation, because a model may find the better response from its wording. The gain
+over a control measures how much the model uses the user.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ _LOOKED_AT: Final = 512
 
 
 def choose_controls(job: Job, asked: str | None) -> list[Job]:
-    """Return the controls of an evaluation: by the same model, which is shown something else, or another user's state.
+    """Return the controls of an evaluation: the same model with other inputs, or with another user's state.
 
     Args:
-      asked: one of ``CONTROLS``; None for "blind" where the model is known to see something of its users, and for
-        "none" elsewhere.
+      asked: One of ``CONTROLS``. If None, "blind" for a model of tokens that sees its users, otherwise "none".
 
     Raises:
-      RunError: an unknown control, or one without effect.
+      RunError: The control is unknown or has no effect.
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
     reads_tokens = job.scorer.reader is not None
     if asked == NONE or (asked is None and not reads_tokens):
-        return []  # without a look at the data
+        return []  # returned early, to read no data
     sees = _sees_users(job)
     if asked is None:
         asked = BLIND if sees else NONE
@@ -67,7 +66,7 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
                     "prepared with tokens; controls=blind needs none"
                 )
             view = job.view if reads_tokens else None
-            if scorer.adapts:  # a user's name is enough to be shown another one
+            if scorer.adapts:  # users without a profile can be swapped too
                 view = replace(job.view, profile_posts=0)
             shown = Held(with_other_users(comparisons, view=view, seed=job.decided["seed"]))
             scorer = scorer.with_other_states(comparisons)
@@ -82,25 +81,25 @@ def _sees_users(job: Job) -> bool:
 
 
 def without_user(comparison: Comparison) -> Comparison:
-    """Return the comparison with no profile, no user and no hints of one."""
+    """Return the comparison without profile, user and hints."""
     return replace(comparison, profile=(), user_id=None, hints=None)
 
 
 def with_other_users(
     comparisons: Sequence[Comparison], *, view: View | None = None, seed: int = 0
 ) -> list[Comparison]:
-    """Return the comparisons with profile and name of another user: one other user for each.
+    """Return the comparisons with profile, user id and hints of another user; each user gets one other user.
 
-    The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
-    are shown), by the seed and the user's name. Rows without a user belong to one person where their profiles share
-    posts (`prb_jax.scoring.derived_users`), and never get a profile that shares a post with their
-    own. A comparison without a profile stays so.
+    The seed and the user's name select the other user among the eight users with the nearest profile lengths
+    (characters of the posts shown). Rows without a user belong to one person if their profiles share posts
+    (`prb_jax.scoring.derived_users`); they never get a profile that shares a post with theirs. A comparison without a
+    profile keeps none.
 
     Args:
-      view: what the model is shown; without one the whole profile counts.
+      view: View of the model, which limits the posts that count; all posts count if not given.
 
     Raises:
-      RunError: a user for whom there is no other one.
+      RunError: No other user is available for a user.
     """
     posts = None if view is None else view.profile_posts
     people = _people(comparisons, profiles=posts != 0 and any(one.profile for one in comparisons))
@@ -138,7 +137,7 @@ def with_other_users(
 
 
 def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
-    """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
+    """Return the rows of each person, by name; with ``profiles`` only rows with a profile."""
     people: dict[str, list[int]] = {}
     unnamed = iter(derived_users([comparison for comparison in comparisons if comparison.user_id is None]))
     for row, comparison in enumerate(comparisons):
@@ -148,7 +147,7 @@ def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, l
             people.setdefault(name, []).append(row)
 
     def lasting(name: str, rows: list[int]) -> str:
-        """A name that does not depend on the order of the rows: that of a user, or a post that is theirs alone."""
+        """Return a name that does not depend on the order of the rows: the user's name, or the person's least post."""
         if comparisons[rows[0]].user_id is not None:
             return name
         return "posts " + min(f"{post.id}\0{post.text}" for row in rows for post in comparisons[row].profile)
@@ -157,14 +156,14 @@ def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, l
 
 
 def _may_be_one(a: Comparison, b: Comparison) -> bool:
-    """Whether two comparisons of different names may be of one person: one has no user, and they share a post."""
+    """Return True if two names may be the same person: one comparison has no user, and they share a post."""
     if a.user_id is not None and b.user_id is not None:
         return False
     return not {post.text for post in a.profile}.isdisjoint(post.text for post in b.profile)
 
 
 def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the summary of a run says of one of its controls, which has this summary."""
+    """Return the entry of a control in the summary of its run; `summary` is the control's own summary."""
     comparisons, table = run.job.inputs.comparisons, run.job.table
     paired = paired_difference(run.rows, control.rows, clusters=table.clusters(comparisons))
     told = table.told()

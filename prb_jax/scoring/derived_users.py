@@ -1,4 +1,4 @@
-"""Users of comparisons that name none: those whose profiles share a post are one."""
+"""Derive users for comparisons without one: comparisons with a common post in their profiles are one user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prb_jax.records.comparison import Comparison, Post
 
 
 def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
-    """Return a name for each connected component of shared posts; None where there is no profile."""
+    """Return the user of each comparison: a connected component of shared posts; None for one without a profile."""
     profiles = {comparison.profile for comparison in comparisons if comparison.profile}
     texts: dict[str, set[str]] = {}
     for post in (post for profile in profiles for post in profile):
         texts.setdefault(post.id, set()).add(post.text)
 
     def key(post: Post) -> Hashable:
-        # an id that stands for several texts, as a number within each profile does, says nothing by itself
+        # an id with several texts, e.g. a number within each profile, does not identify a post
         return post.id if post.id and len(texts[post.id]) == 1 else (post.id, post.text)
 
     people = Components()

@@ -1,4 +1,4 @@
-"""Tokenise comparisons on several processes: each does a part, and all get the whole."""
+"""Tokenise comparisons on several processes: each tokenises a part, and all exchange their parts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _AT_A_TIME = 4096
 
 
 def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
-    """Tokenise this process's part of the comparisons; what is returned exchanges the parts.
+    """Tokenise this process's part of the comparisons; return a collective that exchanges the parts.
 
-    An error of one process is raised in all of them when the parts are exchanged.
+    An error in one process is raised by the exchange in all processes.
     """
     parts = parts_of(len(comparisons))
     try:
@@ -47,7 +47,7 @@ def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
-    """As ``encode``, errors too; of several processes each tokenises its part. A collective."""
+    """Like ``encode``, with the same errors, but each of several processes tokenises a part. A collective."""
     if process_count() == 1:
         return encode(comparisons)
     starts = range(0, len(comparisons), _AT_A_TIME)
@@ -57,7 +57,7 @@ def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> li
 
 
 def packed_trees(trees: Sequence[Tree]) -> np.ndarray:
-    """int32: for each tree its sizes, what was cut, where it is read, and its tokens."""
+    """Return an int32 vector: for each tree its sizes, truncation, response lengths, read places and tokens."""
     parts: list[np.ndarray] = []
     for tree in trees:
         sizes = [len(tree.prefix), len(tree.responses), *astuple(tree.truncation)]

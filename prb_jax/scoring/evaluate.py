@@ -1,4 +1,4 @@
-"""Score comparisons with one model and sum up, with the baselines beside it; resumable."""
+"""Score comparisons with one model and summarise the results, with the baselines beside it; resumable."""
 
 from __future__ import annotations
 
@@ -83,57 +83,57 @@ def evaluate(
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
-    The same call continues a run that was killed. It is refused if anything that decides the result differs: the model
-    (its `identity` without the name), the data (names and contents of its files, `subset`, `limit`), `profile_posts`,
-    `protocol`, `max_length`, `seed` and the versions of the libraries that compute. The mesh, the devices, `attention`,
+    The same call continues a killed run. The call fails if anything that decides the result differs: the model (its
+    `identity` without the name), the data (names and contents of its files, `subset`, `limit`), `profile_posts`,
+    `protocol`, `max_length`, `seed` and the versions of numerical libraries. The mesh, the devices, `attention`,
     `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
       model: A loaded model (`prb_jax.load`); any `prb_jax.scoring.scorer.Scorer`, or an object like `StreamsScores` in
-        the same file; the name of a model or baseline, as `prb_jax.load` takes it; a `flax.nnx.Module` with the method
-        of `ScoresTokens`; or a function that returns K numbers for a comparison of K responses.
+        the same file; the name of a model or baseline for `prb_jax.load`; a `flax.nnx.Module` with the method of
+        `ScoresTokens`; or a function that returns K numbers for a comparison of K responses.
       data: Comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
-        folder, benchmark, hub data set or generated benchmark, or several names. A named file must not change before
-        the end. The summary holds the results of a benchmark's own rule under "benchmarks"; RewardBench's result files
-        are written beside it.
-      out: The run folder; without one only the result is returned.
-      name: Name of the model in tables. A function is known by this name, or by its qualified name: a change of its
-        code is not seen, so a changed function needs another name or folder.
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must not change during
+        the run. The summary reports the results of a benchmark's own rule under "benchmarks"; RewardBench's result
+        files are written beside it.
+      out: The run folder; if not given, nothing is kept on disk.
+      name: Name of the model in tables. This name, or the qualified name, identifies a function. Changes of its code
+        are not detected, so a changed function needs another name or folder.
       profile_posts, protocol, max_length: View of the model, as in `RewardModel.score`; the view of its training if
-        not given. An option that differs from training gives a warning, and `run.json` names it under "overrides".
+        not given. An option that differs from training gives a warning, and `run.json` lists it under "overrides".
         Baselines and functions always see the whole profile.
-      too_long: What to do with a response that leaves no room for its prompt within the limit: raise an "error", or
-        "skip" the comparison, which is counted in the summary under "left_out" and named in `left_out.jsonl`.
+      too_long: How to handle a response that leaves no room for the prompt within the limit: raise an "error", or
+        "skip" the comparison. The summary counts skipped comparisons under "left_out"; `left_out.jsonl` lists them.
       controls: Control runs of the same model: without profile and user ("blind"), with the profile of another user
-        ("swap"), "all" of these, or "none". If not given, "blind" for a model that sees something of its users. Each
-        has its run folder in `out`/controls; the summary reports under "controls" what the model gains.
-      history: Labelled comparisons, as `data`, from which a fitted method of personalisation learns the users, or a
-        folder of their saved states. If not given, each comparison is scored after the same user's comparisons before
-        it in the data.
-      aspects: Wishes of the user in the prompt: "planned:DIR", the texts of a run of `prb aspects`; or "oracle", the
-        true rubric of the data, for an upper bound that is marked as one.
-      subset: Name of the subset of named data that is read.
-      limit: Most comparisons of each named source. For testing only.
+        ("swap"), "all" of these, or "none". If not given, "blind" for a model that sees its users. The run folder of
+        each control is in `out`/controls; the summary reports the gain over each control under "controls".
+      history: Labelled comparisons, in the form of `data`, from which a fitted method of personalisation learns the
+        users, or a folder of saved user states. If not given, the method learns each user from the user's comparisons
+        earlier in the data.
+      aspects: Wishes of the user, added to the prompt: "planned:DIR", the texts of a run of `prb aspects`; or "oracle",
+        the true rubric of the data, which marks the result as an upper bound.
+      subset: Name of the subset of named data to read.
+      limit: Maximum number of comparisons of each source. For testing only.
       seed: Seed for bootstrap intervals of benchmark scores, and for the other users of "swap".
       mesh, dtype, revision, base, tokenizer, chat_template, readout, quantize, attention, reference, beta,
         reference_free, logprobs: Options of `prb_jax.load`, if `model` is a name. A module uses `mesh`, `tokenizer` (a
         folder, hub id or transformers tokenizer, required) and `chat_template`.
-      batch_tokens: Tokens computed at a time; chosen from the model and the device if not given.
+      batch_tokens: Approximate number of tokens computed at a time; chosen from the model and the device if not given.
       progress: If True, show progress on standard error.
-      wandb: Project of Weights & Biases that gets the summary; `out` names the run there.
-      part: "I/N" scores only the I-th of N parts of the batches, for independent jobs: each has its own `out`, and
-        :func:`prb_jax.merge` makes one run of them. The summary of a part has only its part and number of rows.
+      wandb: Project of Weights & Biases that receives the summary; `out` names the run there.
+      part: "I/N" scores only the I-th of N parts of the batches, for independent jobs with separate `out` folders;
+        :func:`prb_jax.merge` joins them into one run. The summary of a part has only its part and number of rows.
 
     Raises:
-      RunError: `out` cannot be used, is full, or holds another run; wandb is asked for and cannot be used.
-      DataError: the data cannot be used, or changed while it was being scored.
-      CheckpointError, MeshError: the model cannot be loaded.
+      RunError: `out` cannot be used, its disk is full, or it contains another run; or wandb cannot be used.
+      DataError: The data cannot be used, or changed during scoring.
+      CheckpointError, MeshError: The model cannot be loaded.
     """
     return run_evaluation(model, data, from_flat(EvaluateOptions, locals()))
 
 
 def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) -> Evaluation:
-    """As :func:`evaluate`, with all choices in one object."""
+    """Like :func:`evaluate`, with all options in one object."""
     log = _check_outputs(options)
     inputs = (
         data if isinstance(data, Inputs) else read_inputs(data, subset=options.subset, limit=options.limit)
@@ -164,7 +164,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
             except TooLongError as error:
                 hint = "--too-long skip leaves such comparisons out, and names them"
                 raise DataError(f"{error}; {hint}") from error
-            if not runs and inputs.reading:  # what the data is, is known now
+            if not runs and inputs.reading:  # the digests of large files are known now
                 decided = {**decided, "data": inputs.to_json()}
                 run.settle(decided)
             runs.append(run)
@@ -175,8 +175,10 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
 
 
 def _check_outputs(options: EvaluateOptions) -> Callable[[Mapping[str, Any]], None] | None:
-    """Make sure, before anything is computed, that results can be written; return what writes the summary to Weights &
-    Biases, if asked for, on the first process."""
+    """Check, before anything is computed, that results can be written.
+
+    On the first process, return a function that logs the summary to Weights & Biases, if `wandb` is given.
+    """
     started: list[Any] = []
 
     def check() -> None:

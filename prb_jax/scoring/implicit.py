@@ -1,7 +1,7 @@
 """The implicit reward of a policy: beta * (log p_policy - log p_reference) of a response (Rafailov et al., 2023).
 
-Both models read the same packed streams once. The tokens of a response are all behind its prompt, whose last ones open
-the assistant's turn: the end of the turn is one of them.
+Both models read the same packed streams once. The prompt ends with the tokens that open the assistant's turn. The
+response is every token after the prompt, including the end of the turn.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from prb_jax.trees.tree import ScoredBatch, Tree, build_tree, common_run
 
 @dataclass(frozen=True)
 class ResponseReader(Reader):
-    """A reader whose trees are read from the first token of each response on."""
+    """A reader of trees that are read from the first token of each response."""
 
     def encode(self, comparisons: Sequence[Any], *, view: View) -> list[Tree]:
-        """As :meth:`Reader.encode`.
+        """Like :meth:`Reader.encode`.
 
         Raises:
-          DataError: also for tokens that were prepared, and for a response whose tokens depend on its profile.
+          DataError: Errors of :meth:`Reader.encode`; also, tokens were prepared, or the tokens of a response depend on
+            the profile.
         """
         trees = super().encode(comparisons, view=view)
         if other := next((one for one in comparisons if not isinstance(one, Comparison)), None):
@@ -70,7 +71,7 @@ class ResponseReader(Reader):
         return read
 
     def _responses(self, comparisons: Sequence[Comparison], view: View) -> list[list[np.ndarray]]:
-        """The tokens of each response behind its prompt, which is read without a profile."""
+        """Return the tokens of each response after its prompt, which is rendered without a profile."""
         assert isinstance(self.tokenizer, ChatTokenizer)
         seen = [
             visible(one, profile_posts=0, protocol=view.protocol, order_claim=view.order_claim)
@@ -102,10 +103,10 @@ class ImplicitRewards(GivesRewards):
     """The implicit reward of a policy. Build with :func:`prb_jax.load` and `reference` or `reference_free`.
 
     Attributes:
-      policy: the language model, with the program of its log-probabilities as its `score_fn`.
-      reference: the same of the model that the policy was trained from; None without a reference.
-      beta: factor of the rewards.
-      together: how the log-probabilities of tokens become one number.
+      policy: Language model; its `score_fn` computes log-probabilities of responses.
+      reference: Model from which the policy was trained, in the same form; None if reference-free.
+      beta: Factor of the rewards.
+      together: How log-probabilities of tokens become one number: see `logprobs` of :func:`prb_jax.load`.
     """
 
     policy: RewardModel = field(repr=False)
@@ -120,7 +121,7 @@ class ImplicitRewards(GivesRewards):
 
     @property
     def name(self) -> str:
-        """The name of the policy."""
+        """Name of the policy."""
         return self.policy.name
 
     @property
@@ -135,7 +136,7 @@ class ImplicitRewards(GivesRewards):
 
     @property
     def attention(self) -> str:
-        """The implementation of attention of the policy."""
+        """Name of the policy's attention implementation."""
         return self.policy.attention
 
     @property
@@ -162,7 +163,7 @@ class ImplicitRewards(GivesRewards):
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray | list[np.ndarray]:
-        """Return the rewards of every response; arguments and errors as of :meth:`RewardModel.score`."""
+        """Return the rewards of every response; arguments and errors as in :meth:`RewardModel.score`."""
         view = self.reader.view(ViewOptions(profile_posts=profile_posts, max_length=max_length))
         return self._in_order(comparisons, view=view, batch_tokens=batch_tokens)
 
@@ -174,7 +175,7 @@ class ImplicitRewards(GivesRewards):
         batch_tokens: int | None = None,
         skip: Skip = skip_nothing,
     ) -> Iterator[ScoredBatch]:
-        """As :meth:`score`, a batch at a time; arguments as of `Scorer.stream`."""
+        """Yield the rewards of one batch at a time; arguments as in `Scorer.stream`."""
         view = view or self.reader.view(ViewOptions())
         return stream_scores(
             comparisons,
@@ -186,7 +187,7 @@ class ImplicitRewards(GivesRewards):
         )
 
     def dispatch(self, batch: Batch) -> jax.Array:
-        """Start scoring a batch of the host with both models and return its rewards, not yet computed."""
+        """Start scoring a host batch with both models and return its pending rewards."""
         rewards = self.policy.dispatch(batch)
         if self.reference is not None:
             rewards = rewards - self.reference.dispatch(batch)
@@ -197,7 +198,7 @@ class ImplicitRewards(GivesRewards):
         return view.profile_posts > 0 and any(one.profile for one in comparisons)
 
     def explain_scores(self) -> str:
-        """Return in words which weights may be why the rewards cannot be used."""
+        """Return a sentence on the weights that may explain unusable rewards."""
         models = [self.policy] if self.reference is None else [self.policy, self.reference]
         return " ".join(filter(None, (model.explain_scores() for model in models)))
 
@@ -212,9 +213,9 @@ def load_implicit(model: str, options: LoadOptions) -> ImplicitRewards:
     """Load a policy and its reference.
 
     Raises:
-      RunError: options that do not go together.
-      CheckpointError: a model that is no language model, or a reference that cannot read the policy's tokens.
-      MeshError: the mesh does not fit the devices or the models.
+      RunError: Options contradict each other.
+      CheckpointError: A model is not a language model, or the reference cannot read the policy's tokens.
+      MeshError: The mesh does not fit the devices or the models.
     """
     together = options.logprobs
     if options.reference is None and not options.reference_free:
@@ -255,7 +256,7 @@ def _load(model: Any, options: LoadOptions) -> RewardModel:
 
 
 def _check_alike(policy: RewardModel, reference: RewardModel) -> None:
-    """Refuse a reference that cannot read the streams of the policy."""
+    """Raise CheckpointError for a reference that cannot read the streams of the policy."""
     assert isinstance(policy.tokenizer, ChatTokenizer)
     assert isinstance(reference.tokenizer, ChatTokenizer)
     if reason := why_other_tokenizer(policy.tokenizer, reference.tokenizer):

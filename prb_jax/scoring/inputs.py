@@ -1,4 +1,4 @@
-"""The comparisons of one evaluation: read from named sources or taken from Python, with proof of what they were."""
+"""Comparisons of one evaluation, from named sources or from Python, with their fingerprints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
 
-SPLIT = "test"  # the split that is read of sources that have several
+SPLIT = "test"  # the split to read if a source has several
 
 Data = str | Path | Sequence[str | Path] | Records
 
@@ -43,39 +43,38 @@ class Inputs:
     """Labelled comparisons with distinct ids, at least one."""
 
     comparisons: Items[Comparison]
-    # of the comparisons' contents, in order; None where the sources name files with theirs
+    # digest of the comparisons' contents, in order; None if the sources list the digests of their files
     sha256: str | None
-    # for each named source what it is made of (files and their sha256); empty for comparisons given from
-    # Python. In place of its sha256 a large file of JSON lines stands itself, as it is read while it is
-    # scored: see :meth:`described`.
+    # description of each named source (files and their sha256); empty for comparisons from Python. A large
+    # file of JSON lines has the file object here instead of a sha256, because it is read during scoring:
+    # see :meth:`described`.
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     # positions of the comparisons of each benchmark that the sources name
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    # the folder that they all come from, where `prb prepare` wrote their tokens too
+    # folder of all comparisons, if `prb prepare` also wrote their tokens
     prepared: Path | None = None
-    # of the sources that are large, what changes with their files: while it does not, they need not be
-    # described again
+    # stamps of large sources; while a stamp is unchanged, the source need not be described again
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
-    # by kind, where the hints of the comparisons come from; empty where they have none
+    # origin of the comparisons' hints, by kind; empty without hints
     hints: Mapping[str, Any] = field(default_factory=dict)
-    left_out: LeftOut | None = None  # what is too long for the model, where that is left out
+    left_out: LeftOut | None = None  # comparisons too long for the model, if these are skipped
 
     __repr__ = short_repr
 
     @property
     def reading(self) -> list[JsonLines]:
-        """The files that are read while they are scored, each byte once."""
+        """Large files, which are read during scoring, each byte once."""
         values = (value for source in self.sources.values() for value in (source.get("files") or {}).values())
         return [value for value in values if isinstance(value, JsonLines)]
 
     def complete(self) -> None:
-        """Read the files to their ends, for their digests; a collective."""
+        """Read the large files to the end, for their digests; a collective."""
         for file in self.reading:
             _ = file.digest
 
     def described(self, *, whole: bool = True) -> dict[str, Mapping[str, Any]]:
-        """Return what each named source is made of, JSON-ready; arguments as of :meth:`to_json`."""
+        """Return the description of each named source, JSON-ready; arguments as in :meth:`to_json`."""
 
         def digest_of(file: Any) -> Any:
             if not isinstance(file, JsonLines):
@@ -92,11 +91,11 @@ class Inputs:
         """Return the description for `run.json`; a collective.
 
         Args:
-          whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number
-            of the comparisons.
+          whole: If True, read large files to the end. Otherwise digests of files and the number of comparisons are None
+            until they are known.
 
         Raises:
-          DataError: a file cannot be read.
+          DataError: A file cannot be read.
         """
         return {
             "sources": list(self.described(whole=whole).values()),
@@ -107,10 +106,10 @@ class Inputs:
 
 
 def check_unchanged(inputs: Inputs) -> None:
-    """Makes sure that every named source is still what was read.
+    """Check that no named source has changed since it was read.
 
     Raises:
-      DataError: a source vanished or changed since, so the scores would be of data nobody has.
+      DataError: A source vanished or changed, so the scores would belong to data that no longer exist.
     """
     for name, before in inputs.described().items():
         try:
@@ -130,17 +129,16 @@ def check_unchanged(inputs: Inputs) -> None:
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
-    """Reads what is to be scored.
+    """Read the comparisons of an evaluation.
 
     Args:
-      data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
-        the records themselves.
-      subset: reads one subset of the named sources.
-      limit: reads at most so many comparisons, of each source.
+      data: Name of a file, folder, benchmark, hub data set or generated benchmark; several names; or records.
+      subset: Name of the subset of the named sources to read.
+      limit: Maximum number of comparisons of each source.
 
     Raises:
-      DataError: what `open_comparisons` raises; no comparison at all; one without labels; an id
-        given twice, naming both places.
+      DataError: `open_comparisons` fails, the data are empty, a comparison lacks labels, or an id occurs twice; the
+        message names both places.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
@@ -160,7 +158,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
             if large := large_files(name, split=SPLIT):
                 stamps[name] = stamp(large)
             else:
-                # Described first: a file that changes while it is read is then found out at the end.
+                # Described before reading, so that the final check detects a file that changes during reading.
                 sources[name] = describe_source(name)
             with _no_garbage_collection():
                 opened = open_comparisons(name, subset=subset, limit=limit)
@@ -172,7 +170,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
                 benchmarks.setdefault(benchmark, []).extend(positions)
             parts.append((name, opened))
         comparisons = joined(parts)
-        if comparisons.in_memory:  # others are checked when they are read
+        if comparisons.in_memory:  # larger data are checked on reading
             _check(placed for name, part in parts for placed in part.placed(name))
     hashed = bool(sources) and all(source.get("files") for source in sources.values())
     return Inputs(
@@ -188,7 +186,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Records are no garbage: looking through them again and again doubles the time of reading."""
+    """Turn garbage collection off while records are built; it doubles reading time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -199,14 +197,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _split(data: Data) -> tuple[list[str], Records | None]:
-    """Names of sources, or the records themselves."""
+    """Return the names of sources, or the records."""
     if isinstance(data, str | Path):
         return [str(data)], None
     if isinstance(data, Comparison | Mapping) or hasattr(data, "__arrow_c_stream__"):
         return [], cast("Records", data)
     if not isinstance(data, Iterable):
-        return [], cast("Records", data)  # refused where records are read
-    items = iter(data)  # an endless one is read no further than asked for
+        return [], cast("Records", data)  # `read_records` raises the error
+    items = iter(data)  # an endless iterator is read only up to the limit
     first = list(islice(items, 1))
     if not first or not isinstance(first[0], str | Path):
         return [], cast("Records", chain(first, items))
@@ -241,11 +239,11 @@ def _check(records: Iterable[Row[Comparison]]) -> None:
 
 
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
-    """Refuses an unknown choice, or one without effect.
+    """Check that `too_long` is known and has an effect.
 
     Raises:
-      RunError: the choice is unknown, or "skip" is asked for with a protocol that cuts responses or a scorer without a
-        length limit.
+      RunError: The choice is unknown, or "skip" has no effect: the protocol cuts responses, or the scorer has no length
+        limit.
     """
     if too_long not in TOO_LONG:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
@@ -258,7 +256,7 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
 
 
 def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None, *, view: View) -> None:
-    """Warn if a model was trained with profiles and the data (of large data: the first comparisons) have none."""
+    """Warn if a model was trained with profiles and the data (the first comparisons of large data) have none."""
     trained = None if reader is None else reader.trained
     if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return

@@ -1,4 +1,4 @@
-"""What one run scores: the comparisons as the model sees them, and everything that decides the result."""
+"""The job of one run: the comparisons as the model sees them, and everything that decides the result."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one run scores: the comparisons of an evaluation, or what a control shows in their place."""
+    """The job of one run: an evaluation, or one of its controls."""
 
     name: str
     scorer: Scorer
     inputs: Inputs
     table: ComparisonTable
-    # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
+    # inputs of the model, in the same order: comparisons, their prepared tokens, or the comparisons of a control
     shown: Items[Comparison]
     view: View
-    decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
-    notes: Mapping[str, Any] = field(default_factory=dict)  # what `run.json` says beside it
-    part: Part | None = None  # of the batches, where the run is one of several jobs
-    control: str | None = None  # its name, in a control
+    decided: Mapping[str, Any]  # everything that decides the result, as in `run.json`
+    notes: Mapping[str, Any] = field(default_factory=dict)  # other entries of `run.json`
+    part: Part | None = None  # part of the batches, if the run is one of several jobs
+    control: str | None = None  # name of the control, if the run is one
 
     __repr__ = short_repr
 
 
 def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
-    """Return what an evaluation scores: all comparisons or those that fit, by their text or by prepared tokens.
+    """Return the job of an evaluation: all comparisons, or those that fit, as text or as prepared tokens.
 
     Raises:
-      RunError: an option without effect on this scorer, or hints for one that reads no prompt.
-      DataError: a view that cannot be, or data of which nothing fits.
+      RunError: An option has no effect on this scorer, or there are hints and the scorer does not read a prompt.
+      DataError: The view is impossible, or no comparison fits.
     """
     scorer.refuse_unused({**asdict(options.view), "batch_tokens": options.batch_tokens})
     identity = dict(scorer.identity())
@@ -74,9 +74,9 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
         raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
     if options.folder is not None and on_first_process(functools.partial(is_settled, options.folder)):
-        inputs.complete()  # compared with what the folder knows before anything is added
+        inputs.complete()  # so the digests are compared with the folder's record before rows are added
     decided = {
-        # A folder that was moved is still the same model; a baseline is nothing but its name.
+        # A moved folder is still the same model; a baseline has only a name.
         "model": identity or {"name": known_as},
         "data": inputs.to_json(whole=False),
         **view.shown,
@@ -88,7 +88,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         **({"hints": inputs.hints} if inputs.hints else {}),
         **({} if options.part is None else {"part": options.part}),
     }
-    check_agreement(decided)  # the tokenizer too, and a model that was given as an object
+    check_agreement(decided)  # covers the tokenizer, and models passed as objects
     notes = {
         "model": options.name or known_as,
         "data": list(inputs.sources),
@@ -116,12 +116,12 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
 def _prepared(
     scorer: Scorer, inputs: Inputs, view: View, options: EvaluateOptions
 ) -> StoredComparisons | None:
-    """Return the tokens that `prb prepare` wrote for this model and view; None if the text is read."""
+    """Return the tokens that `prb prepare` wrote for this model and view; None if text must be read."""
     if inputs.prepared is None or scorer.reader is None:
         return None
     of_data: dict[str, Any] = {"split": SPLIT, "subset": inputs.subset, "limit": options.limit}
     tokens = get("evaluation", "tokens").value(inputs.prepared, scorer.reader, view, **of_data)
-    # A benchmark is read as text, for its rule; a part of it is known by its text alone.
+    # A benchmark is read as text, for its rule; only its text tells which comparisons of the store it contains.
     if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
         return None
     return tokens

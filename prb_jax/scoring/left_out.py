@@ -1,4 +1,4 @@
-"""Comparisons that are too long for a model, left out of a run, counted and named."""
+"""Comparisons that a run skips because they are too long for the model; they are counted and listed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _AT_A_TIME: Final = 4096
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not scored."""
+    """Skipped comparisons of a run."""
 
-    reasons: Sequence[TooLongError]  # one for each comparison, in their order
-    benchmarks: Mapping[str, int]  # of each benchmark, how many of its comparisons
+    reasons: Sequence[TooLongError]  # one per skipped comparison, in order
+    benchmarks: Mapping[str, int]  # number of skipped comparisons by benchmark
 
     def to_json(self) -> dict[str, Any]:
-        """The entry "left_out" of a summary."""
+        """Return the entry "left_out" of a summary."""
         subsets = Counter(reason.comparison.subset for reason in self.reasons if reason.comparison.subset)
         return {
             "comparisons": len(self.reasons),
@@ -37,7 +37,7 @@ class LeftOut:
         }
 
     def write(self, path: Path) -> None:
-        """Names them in a file: id, subset, user_id, tokens, limit and reason of each; RunError where it cannot be."""
+        """Write id, subset, user_id, tokens, limit and reason of each comparison to a file; RunError on failure."""
         with writing(path), whole_file(path) as file:
             for reason in self.reasons:
                 one = reason.comparison
@@ -47,12 +47,12 @@ class LeftOut:
 
 
 def leave_out(inputs: Inputs, reader: Reader, *, view: View, has_tokens: bool) -> Inputs:
-    """Return the inputs without what is too long for the model.
+    """Return the inputs without the comparisons that are too long for the model.
 
     Raises:
-      DataError: nothing would be left, or a benchmark's rule cannot be applied to the rest.
+      DataError: Nothing is left, or a benchmark's rule cannot be applied to the rest.
     """
-    if has_tokens:  # nothing too long has tokens
+    if has_tokens:  # `prb prepare` refuses comparisons that are too long
         return replace(inputs, left_out=LeftOut([], {}))
     comparisons, reasons, dropped = inputs.comparisons, list[TooLongError](), set[int]()
     for window in windows(comparisons, first=_AT_A_TIME, size=_AT_A_TIME):

@@ -1,4 +1,4 @@
-"""Load what is to be evaluated: a reward model, a fitted method, a baseline, a function, or a server that scores."""
+"""Load a scorer: a reward model, a fitted method, a baseline, a function, or a server that scores."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Model = Scorer | StreamsScores | ScoresTokens | ScoreFunction | str | Path
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a name may stand for, beside a reward model."""
+    """A kind of scorer other than a reward model, selected by the form of its name."""
 
-    named: Callable[[Any], bool]  # tells a name of this kind
-    opener: str  # among the scorers of `prb_jax.seams`; makes a scorer of the name and options
-    decided: str = READS_TEXTS  # who decides about the options that it does not take
-    takes: tuple[str, ...] = ()  # the options that it takes
-    contents: Callable[[str], Any] = str  # JSON-ready, what the scores come from, without opening it
+    named: Callable[[Any], bool]  # returns True for a name of this kind
+    opener: str  # entry of "scorers" in `prb_jax.seams`; makes a scorer from the name and options
+    decided: str = READS_TEXTS  # reason why other options have no effect
+    takes: tuple[str, ...] = ()  # options that have an effect
+    contents: Callable[[str], Any] = str  # JSON-ready fingerprint of the source of scores, without loading it
 
 
 def _begins_with(start: str) -> Callable[[Any], bool]:
@@ -72,7 +72,7 @@ _KINDS: Final = (
         contents=lambda name: file_digest(Path(name).expanduser() / PERSONALISED),
     ),
 )
-"""The first one that knows a name opens it; what they need is imported only then."""
+"""The first kind that matches a name opens it, and imports its dependencies only then."""
 
 
 @overload
@@ -128,41 +128,41 @@ def load(
     """Load a reward model from a Hugging Face folder or hub id, or a fitted method of personalisation.
 
     Args:
-      model: folder with ``config.json``, safetensors and tokenizer files; folder of a PEFT adapter; or a hub id. The
-        name of a baseline, as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or
-        "plugin:NAME" (see `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no
-        options. A folder that `prb personalise` wrote for a method gives a
-        :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
-      mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
-        of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given. Of a mesh with
-        other axes, as another library makes it, the devices are taken.
-      dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
-        (bfloat16 for float16 ones).
-      revision: branch, tag or commit of a hub id.
-      base: base model of a PEFT adapter, if it is another one than the adapter's `base_model_name_or_path`.
+      model: Folder with ``config.json``, safetensors and tokenizer files; folder of a PEFT adapter; or a hub id. The
+        name of a baseline, e.g. "baseline:length", or of a function of a comparison, "FILE.py:NAME" or
+        "plugin:NAME" (see `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which has no options.
+        A folder that `prb personalise` wrote for a method gives a
+        :class:`prb_jax.scoring.personalised.PersonalisedModel`, whose only option is ``mesh``.
+      mesh: Sizes of the mesh axes, e.g. "fsdp=4,tensor=2" (-1: all remaining devices), or a mesh of
+        :func:`prb_jax.platform.sharding.make_mesh`. If not given, parameters are split over all devices.
+        A mesh with other axes, e.g. of another library, only provides its devices.
+      dtype: Type of weights and activations: "float32" or "bfloat16". If not given, the checkpoint's type, and
+        bfloat16 for a float16 checkpoint.
+      revision: Branch, tag or commit of a hub id.
+      base: Base model of a PEFT adapter, if it is not the adapter's `base_model_name_or_path`.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
-      readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
-        ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
-        steps of a process model become one reward; ``steps:ID`` for two labels at every token of this id; or which
-        logit is the reward, for heads with several labels: see
-        :func:`prb_jax.models.readouts.rules.choose_readout`; not named, such a head is scored by the paper protocol
-        alone, which has a rule.
-      tokenizer: folder or hub id of the tokenizer, if it is not with the model.
-      quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
-        :mod:`prb_jax.models.quantization` describes them.
-      attention: "auto", the machine's own choice, in bfloat16 a kernel on TPUs and GPUs; or "xla", the XLA program: see
+      readout: Row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not name one;
+        ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``) to combine the
+        steps of a process model into one reward; ``steps:ID`` for two labels at every token with this id; or the
+        logit that is the reward, for heads with several labels: see
+        :func:`prb_jax.models.readouts.rules.choose_readout`. If it is not given for such a head, only the paper
+        protocol, which has a rule, can score.
+      tokenizer: Folder or hub id of the tokenizer, if the model has none.
+      quantize: "int8", "int8-weights" or "fp8": store the layers' matrices in eight bits; see
+        :mod:`prb_jax.models.quantization`.
+      attention: "auto" chooses for the machine, in bfloat16 a kernel on TPUs and GPUs; "xla" is the XLA program. See
         :func:`prb_jax.models.attention.choice.choose_attention`.
-      reference: the language model from which ``model``, a policy, was trained by DPO. The result is a
+      reference: Language model from which ``model``, a policy, was trained by DPO. The result is a
         :class:`prb_jax.scoring.implicit.ImplicitRewards`: beta * (log p_policy - log p_reference), summed over the
-        tokens of a response, its end of turn included.
-      beta: factor of implicit rewards.
-      reference_free: implicit rewards without a reference: beta * log p_policy.
-      logprobs: of `reference_free`: the log-probabilities of tokens as their "sum"; "average", RewardBench's default
-        there; or "norm", their negative Euclidean norm.
+        tokens of a response including the end of turn.
+      beta: Factor of implicit rewards.
+      reference_free: If True, implicit rewards use no reference: beta * log p_policy.
+      logprobs: How `reference_free` combines log-probabilities of tokens: "sum"; "average", RewardBench's default; or
+        "norm", the negative Euclidean norm.
 
     Raises:
-      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
-      MeshError: the mesh does not fit the devices or the model.
+      CheckpointError: The checkpoint cannot be used; the message names file, tensor or field.
+      MeshError: The mesh does not fit the devices or the model.
     """
     return _load_by_name(model, from_flat(LoadOptions, locals()))
 
@@ -176,7 +176,7 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
     if (kind := _kind_of(model)) is None and options.is_implicit:
         return get("scorers", "implicit rewards").value(model, options)
     if kind is None:
-        from prb_jax.models.readouts.open_model import open_model  # a baseline starts no JAX
+        from prb_jax.models.readouts.open_model import open_model  # baselines do not start JAX
         from prb_jax.scoring.reward_model import load_reward_model
 
         return load_reward_model(open_model(model, options))
@@ -187,10 +187,10 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
 
 
 def _kind_of(model: str | Path) -> _Kind | None:
-    """The kind of a name; None for a reward model.
+    """Return the kind of a name; None for a reward model.
 
     Raises:
-      RunError: a study of several methods.
+      RunError: The name is a study of several methods.
     """
     kind = next((kind for kind in _KINDS if kind.named(model)), None)
     if kind is None and (methods := fitted_methods(model)):
@@ -208,18 +208,18 @@ def open_scorer(
     recorded: bool = False,
     history: Sequence[Comparison] | Path | None = None,
 ) -> Scorer:
-    """Return the scorer, loaded if it is given by name.
+    """Return the scorer of a model; load it if it is a name.
 
     Args:
-      model: what :func:`prb_jax.evaluate` takes.
-      options: for a model by name, or a `flax.nnx.Module`.
-      name: of a function.
-      recorded: a run folder will tell this scorer from others.
-      history: what a fitted method of personalisation knows of the users: see :func:`with_history`.
+      model: Model, as in :func:`prb_jax.evaluate`.
+      options: Options of loading, for a name or a `flax.nnx.Module`.
+      name: Name of a function.
+      recorded: True if a run folder will identify the scorer by its name.
+      history: Comparisons or saved states for fitted methods: see :func:`with_history`.
 
     Raises:
-      RunError: options without effect, or a thing that cannot score.
-      CheckpointError, MeshError: the model cannot be loaded.
+      RunError: Options have no effect, or the object cannot score.
+      CheckpointError, MeshError: The model cannot be loaded.
     """
     if history is not None:
         scorer = open_scorer(model, options, name=name, recorded=recorded)
@@ -240,7 +240,7 @@ def open_scorer(
 
 
 def is_module(model: Any) -> bool:
-    """Tell a `flax.nnx.Module`, or a class of them, without importing Flax."""
+    """Return True for a `flax.nnx.Module` or a subclass, without importing Flax."""
     nnx: Any = sys.modules.get("flax.nnx")
     return nnx is not None and issubclass(model if isinstance(model, type) else type(model), nnx.Module)
 
@@ -248,13 +248,14 @@ def is_module(model: Any) -> bool:
 def with_history(
     scorers: Mapping[str, Scorer], history: Sequence[Comparison] | Path | None
 ) -> dict[str, Scorer]:
-    """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
+    """Return the scorers by name, with the fitted methods among them adapted to the history, if there is one.
 
     Args:
-      history: comparisons, or a folder of states of users: :func:`read_history`.
+      scorers: Scorers by name.
+      history: Comparisons, or a folder of user states: see :func:`read_history`.
 
     Raises:
-      RunError: a history, and no model that adapts to users.
+      RunError: There is a history and no scorer adapts to users.
     """
     if history is None:
         return dict(scorers)
@@ -268,7 +269,7 @@ def with_history(
 
 
 def model_contents(model: Model, loading: LoadOptions) -> Any:
-    """Return what the scores of a model by name come from, JSON-ready and without loading it; None for an object."""
+    """Return a JSON-ready description of a named model's contents, without loading it; None for an object."""
     if not isinstance(model, str | Path):
         return None
     kind = _kind_of(model)
@@ -281,22 +282,22 @@ def model_contents(model: Model, loading: LoadOptions) -> Any:
 
 
 def has_no_weights(model: str | Path) -> bool:
-    """Tell whether a name is that of a baseline, or of a function as FILE.py:NAME or plugin:NAME."""
+    """Return True for the name of a baseline or a function (FILE.py:NAME, plugin:NAME)."""
     return any(kind.named(model) for kind in _WITHOUT_WEIGHTS)
 
 
 def check_name(model: str | Path) -> None:
-    """Raise the error of a name that stands for nothing, without opening what it stands for."""
+    """Raise an error for a name of no model, without loading anything."""
     if _kind_of(model) is None:
         locate(model)
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
-    """Return the comparisons that a history names, or the folder of saved states that it is.
+    """Return the comparisons of a history, or its folder of saved user states.
 
     Raises:
-      DataError: it cannot be used.
-      RunError: a folder of states beside other data.
+      DataError: The history cannot be used.
+      RunError: A folder of states is combined with other data.
     """
     if history is None:
         return None

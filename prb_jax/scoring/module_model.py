@@ -1,4 +1,4 @@
-"""A user's own `flax.nnx.Module` with a tokenizer as a model that is evaluated like any other one."""
+"""Evaluate a user's own `flax.nnx.Module`, with a tokenizer, like any other model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ModuleModel(SequenceModel):
 
     @property
     def attention(self) -> str:
-        """The module decides it."""
+        """Return a constant: the module itself computes attention."""
         return "the module's own"
 
     def explain_scores(self) -> str:
-        """Return in words whether a parameter may be why the scores cannot be used."""
+        """Return a sentence that names a variable with non-finite values, if there is one."""
         for path, variable in nnx.to_flat_state(cast(nnx.State, self.params)):
             value = variable.get_value()
             if jnp.issubdtype(value.dtype, jnp.inexact) and not bool(jnp.isfinite(value).all()):
@@ -34,8 +34,10 @@ class ModuleModel(SequenceModel):
 
 
 def load_module(module: Any, options: LoadOptions) -> ModuleModel:
-    """Return a module as a scorer, its state on the devices of the mesh; arguments and errors as of
-    :func:`prb_jax.models.readouts.user_module.open_module`."""
+    """Return a module as a scorer, with its state on the devices of the mesh.
+
+    Arguments and errors are as in :func:`prb_jax.models.readouts.user_module.open_module`.
+    """
     opened = open_module(module, options)
     return ModuleModel(
         reader=Reader(name=opened.name, config=opened.config, tokenizer=opened.tokenizer),

@@ -17,53 +17,55 @@ from prb_jax.text.view import ViewOptions, choose_view
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """The choices of a user who evaluates a model; `prb_jax.evaluate` says what each one means.
+    """Options of an evaluation; `prb_jax.evaluate` documents each one.
 
-    They become this object once, at the public edge, and go through whole.
+    The public functions build this object once and pass it on.
 
     Raises:
-      DataError, RunError: a choice that is wrong whatever the model and the data are.
+      DataError, RunError: A choice is wrong for any model and data.
     """
 
     out: str | Path | None = None
     name: str | None = None
     progress: bool = True
-    subset: str | None = option(None, "one subset of the data", "S")
+    subset: str | None = option(None, "read only this subset of the data", "S")
     view: ViewOptions = section(ViewOptions)
     too_long: str = option(
         "error",
-        "what a response is that leaves no room for its prompt within that: an error (default), or left out, counted "
-        "in summary.json and named in left_out.jsonl",
+        "how to handle a response that leaves no room for the prompt: raise an error (default), or skip the "
+        "comparison, count it in summary.json and list it in left_out.jsonl",
         choices=TOO_LONG,
     )
     controls: str | None = option(
         None,
-        "the same model without the profile (blind), with another user's (swap), both (all), or none of these "
-        "(default: blind where the model sees a profile)",
+        "control runs of the same model: without the profile (blind), with another user's (swap), both (all), or "
+        "none (default: blind if the model sees a profile)",
         choices=CONTROLS,
     )
     history: Data | None = option(
         None,
-        f"{HISTORY} (default: each user's comparisons before the one in question)",
+        f"{HISTORY} (default: each user's earlier comparisons in the data)",
         "NAME_OR_PATH ...",
         effect="contents",
     )
     aspects: str | None = option(
         None,
-        "what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
-        "upper bound, which no leaderboard shows among the results)",
+        "add the user's wishes to the prompt: the texts of a run of `prb aspects`, or the true rubric (an upper "
+        "bound, never ranked with models)",
         "planned:DIR|oracle",
         effect="contents",
     )
     loading: LoadOptions = section(LoadOptions)
-    limit: int | None = option(None, "the first N comparisons of each source; for testing only", least=1)
-    batch_tokens: int | None = option(None, "tokens computed at a time", least=1)
-    seed: int = option(0, "of the resampling of benchmark scores and of --controls swap", least=0)
+    limit: int | None = option(
+        None, "read only the first N comparisons of each source; for testing only", least=1
+    )
+    batch_tokens: int | None = option(None, "approximate number of tokens computed at a time", least=1)
+    seed: int = option(0, "seed for bootstrap intervals of benchmark scores and for --controls swap", least=0)
     wandb: str | None = option(
-        None, "write the summary to this project of Weights & Biases too", "PROJECT", effect="none"
+        None, "also log the summary to this project of Weights & Biases", "PROJECT", effect="none"
     )
     part: str | None = option(
-        None, "score the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them", "I/N"
+        None, "score only the I-th of N parts, as one of N jobs; `prb merge` joins them into one run", "I/N"
     )
 
     def __post_init__(self) -> None:
@@ -79,5 +81,5 @@ class EvaluateOptions:
 
     @property
     def folder(self) -> Path | None:
-        """The run folder."""
+        """Path of the run folder."""
         return None if self.out is None else Path(self.out)

@@ -1,4 +1,4 @@
-"""A fitted method with its backbone as a model: it adapts to a person from comparisons, and scores for that person."""
+"""A fitted method with its backbone as a model: it adapts to a person from comparisons and scores for that person."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from prb_jax.runs.kind import check_file
 from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
-MOST: Final = 64  # comparisons that a person is adapted on, the latest ones
+MOST: Final = 64  # maximum number of comparisons to adapt on, the latest ones
 
-History = tuple[tuple[Comparison, ...], tuple[Post, ...]]  # what is known of a person: comparisons, and posts
+History = tuple[tuple[Comparison, ...], tuple[Post, ...]]  # context of a person: comparisons and posts
 
 Query = tuple[str, tuple[Comparison, ...], Comparison]
-"""A comparison to be scored, after its user and what this user chose before."""
+"""A user, the user's earlier comparisons, and the comparison to score."""
 
 
 class _Split(TypedDict):
@@ -47,25 +47,23 @@ class _Split(TypedDict):
 
 
 class SplitsFile(TypedDict):
-    """What ``splits.json`` of a study holds, as far as a fitted method reads it."""
+    """The part of a study's ``splits.json`` that a fitted method reads."""
 
     splits: list[_Split]
 
 
 @dataclass(eq=False)
 class PersonalisedModel(Scorer):
-    """A model of people. Build with :func:`prb_jax.load`, from a folder of a fitted method.
+    """A model that adapts to people. Build with :func:`prb_jax.load`, from a folder of a fitted method.
 
     Attributes:
-      fitted: the method.
-      embedder: the backbone.
-      contexts: the comparisons that were given of each user, see :meth:`adapt`.
-      earlier: in an evaluation each comparison is also adapted on the user's comparisons before it in the data.
-      left_out: how many comparisons of a history tell nothing, by reason.
-      saved: states of people that were adapted before, see :meth:`load_states`; what is given of a person by
-        :meth:`adapt` comes first.
-      swapped: in a control, the comparisons as they are, in place of which others' users are named: see
-        :meth:`with_other_states`.
+      fitted: Fitted method.
+      embedder: Backbone.
+      contexts: Comparisons of each user: see :meth:`adapt`.
+      earlier: If True, an evaluation also adapts to the user's comparisons earlier in the data.
+      left_out: Number of uninformative comparisons in the history, by reason.
+      saved: Saved states of people: see :meth:`load_states`. Comparisons given to :meth:`adapt` take precedence.
+      swapped: Original comparisons of a control that names other users: see :meth:`with_other_states`.
     """
 
     fitted: FittedMethod
@@ -88,26 +86,26 @@ class PersonalisedModel(Scorer):
 
     @property
     def decided(self) -> str:
-        """Why it has no options of what it is shown."""
+        """Reason why it has no view options."""
         return "what a fitted method reads was decided with its features"
 
     @property
     def name(self) -> str:
-        """The folder."""
+        """Folder of the fitted method."""
         return shown(str(self.fitted.path))
 
     def adapt(self, user: str, comparisons: Records) -> Any:
-        """Adapt to a person; what was known of the person before is replaced.
+        """Adapt to a person, replacing earlier comparisons of this person.
 
         Args:
-          user: the name that later comparisons have as ``user_id``, or that :meth:`score` is given.
-          comparisons: labelled comparisons or records of this person; the latest 64 count.
+          user: Name of the person: the ``user_id`` of later comparisons, or the `user` of :meth:`score`.
+          comparisons: Labelled comparisons or records of this person; only the latest 64 count.
 
         Returns:
-          the person's state, a tree of small arrays.
+          The person's state, a tree of small arrays.
 
         Raises:
-          DataError: a comparison without labels, or one of another user.
+          DataError: A comparison lacks labels, or belongs to another user.
         """
         given = tuple(as_comparisons(comparisons))
         for comparison in given:
@@ -120,13 +118,13 @@ class PersonalisedModel(Scorer):
         return jax.tree.map(lambda leaf: leaf[0], self._states([(given, _profile(given))]))
 
     def score(self, comparisons: Records, *, user: str | None = None) -> np.ndarray | list[np.ndarray]:
-        """Return one float32 array [K] a comparison or record; of a single one, its array.
+        """Return one float32 array [K] per comparison or record; only the array for a single one.
 
-        An unknown user is scored with the method's state for new people; :meth:`unknown` counts them.
+        Unknown users are scored with the method's state for new people; :meth:`unknown` lists them.
 
         Args:
-          comparisons: to be scored; labels are not looked at.
-          user: whose state is used; that of each comparison's ``user_id`` if not given.
+          comparisons: Comparisons to score; labels are ignored.
+          user: User for all comparisons; each comparison's ``user_id`` if not given.
         """
         given = as_comparisons(comparisons, labelled=False)
         users = [str(user or one.user_id) for one in given]
@@ -135,11 +133,10 @@ class PersonalisedModel(Scorer):
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def save_states(self, folder: str | Path) -> int:
-        """Write the states of everybody that :meth:`adapt` was told of, so that their comparisons need not be kept, and
-        return the bytes on the disk.
+        """Write the states of all people given to :meth:`adapt`, which replace their comparisons; return bytes on disk.
 
         Raises:
-          RunError: nobody is known, or the folder cannot be written.
+          RunError: No person was adapted to, or the folder cannot be written.
         """
         if not self.contexts:
             raise RunError("states: nobody is known: adapt to people first")
@@ -148,24 +145,26 @@ class PersonalisedModel(Scorer):
         return save_states(folder, UserStates(tuple(self.contexts), states), **self._fit)
 
     def load_states(self, folder: str | Path) -> tuple[str, ...]:
-        """Read the states of people, such as :meth:`save_states` or a study wrote, and return their names.
+        """Read states of people, written by :meth:`save_states` or a study, and return their names.
 
         Raises:
-          RunError: the folder holds no states, they are of another method or another fit of it, or a file is damaged.
+          RunError: The folder contains no states, they are from another method or another fit, or a file is damaged.
         """
         self.saved = read_states(folder, mesh=None, **self._fit)
         return self.saved.users
 
     @property
     def _fit(self) -> dict[str, str]:
-        """What states of people say of the method that they are of."""
+        """Fields of saved states that identify the fitted method."""
         return {"method": self.fitted.facts["method"], "fitted": self.fitted.facts["digest"]}
 
     def margins(
         self, contexts: Sequence[tuple[Comparison, ...]], queries: Sequence[Comparison]
     ) -> np.ndarray:
-        """Return the score of the first response minus that of the second of each query, whose profile is not looked
-        at, for a person of each context, float32 [contexts, queries]."""
+        """Return score margins (first response minus second), float32 [contexts, queries].
+
+        Each context is one person. Profiles of queries are ignored.
+        """
         self._texts.embed([*(one for context in contexts for one in context), *queries])
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._texts.responses([[(query, 0), (query, 1)] for query in queries])
@@ -174,7 +173,7 @@ class PersonalisedModel(Scorer):
         return scores[..., 0] - scores[..., 1]
 
     def pref_rule(self, context: tuple[Comparison, ...], queries: Sequence[Comparison]) -> np.ndarray | None:
-        """Return how much each question tells by the rule of PReF, float32 [queries]; None for another method."""
+        """Return how informative each question is by PReF's rule, float32 [queries]; None for another method."""
         if self.fitted.method.name != "pref":
             return None
         from prb_jax.personal.few_shot.pref import next_question
@@ -188,12 +187,12 @@ class PersonalisedModel(Scorer):
         return np.asarray(next_question(self.fitted.fitted, state, context_of_person, first, second))
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return how many of the users it was fitted on, and what tells nothing in its history."""
+        """Return the number of users it was fitted on, and of uninformative comparisons in its history."""
         fitted_on = len(self.fitted_on(comparisons))
         return {"users_fitted_on": fitted_on, "history_left_out": dict(self.left_out) or None}
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
-        """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
+        """Return the users without any context: no other comparison, no post and no saved state."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
         known = {one.user_id for one in comparisons if one.profile} | self.contexts.keys()
         known |= set(() if self.saved is None else self.saved.users)
@@ -202,8 +201,10 @@ class PersonalisedModel(Scorer):
         return counts.keys() - known
 
     def fitted_on(self, comparisons: Sequence[Comparison]) -> set[str]:
-        """Return the users of the comparisons on whom the method was fitted, or its numbers were chosen; nobody where
-        the splits of the study, whose folder holds that of the method, are not there any more."""
+        """Return the users of the comparisons that the method was fitted or validated on.
+
+        The study's ``splits.json``, two folders above the method, names them; without this file the set is empty.
+        """
         path = self.fitted.path.absolute().parents[1] / SPLITS
         if not path.is_file():
             return set()
@@ -216,30 +217,31 @@ class PersonalisedModel(Scorer):
         return {*first["seen"], *first["validation"]} & {str(one.user_id) for one in comparisons}
 
     def with_history(self, history: Sequence[Comparison] | Path) -> PersonalisedModel:
-        """Return the same model, which knows only the users of these comparisons, or of the states in a folder.
+        """Return the same model, adapted only to the users of these comparisons, or of the states in a folder.
 
         Comparisons of identical responses, and pairs that the same user judged both ways, are left out and counted.
 
         Raises:
-          DataError: a comparison without a user.
-          RunError: the folder cannot be used, see :meth:`load_states`.
+          DataError: A comparison lacks a user.
+          RunError: The folder cannot be used: see :meth:`load_states`.
         """
         if isinstance(history, Path):
             model = replace(self, contexts={}, earlier=False, left_out={})
             model.load_states(history)
             return model
-        by_user(history)  # each of them names a user
+        by_user(history)  # raises an error for a comparison without a user
         kept, left_out = informative_comparisons(history)
         return replace(self, contexts=by_user(kept), earlier=False, left_out=left_out, saved=None)
 
     def with_other_states(self, comparisons: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model for a control that names another user for each person.
 
-        The other user's state is used whole: it is learned from as many comparisons of that user as the person has made
-        before, never from the person's own. A comparison that shares a response with the query is left out of it.
+        The control uses the whole state of the other user. The state is learned from as many comparisons of the other
+        user as the person has made before, never from the person's comparisons. Comparisons that share a response with
+        the query are left out.
 
         Args:
-          comparisons: as they are, in the order in which :meth:`stream` is given them with other users.
+          comparisons: Original comparisons, in the order of the ones with other users that :meth:`stream` gets.
         """
         return replace(self, swapped=comparisons)
 
@@ -261,9 +263,9 @@ class PersonalisedModel(Scorer):
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
-        """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
+        """Score every comparison with the context of its user; see :class:`PersonalisedModel`."""
         before: dict[str | None, list[Comparison]] = {}
-        made = Counter[str | None]()  # in a control, by the person in whose place another one stands
+        made = Counter[str | None]()  # in a control: earlier comparisons of each original person
         if self.swapped is not None and self.earlier:
             for one in self.swapped:
                 before.setdefault(str(one.user_id), []).append(one)
@@ -290,8 +292,8 @@ class PersonalisedModel(Scorer):
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
 
     def _score(self, shown: Sequence[Query]) -> list[np.ndarray]:
-        """The scores of comparisons: under the saved states of users of whom no comparison is known, and otherwise
-        under states that are adapted now."""
+        """Return the scores of queries: from the saved state if the user has no comparisons, otherwise from a state
+        that is adapted now."""
         self._texts.embed([one for _, context, query in shown for one in (*context, query)])
         saved = {} if self.saved is None else self.saved.rows
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
@@ -315,13 +317,13 @@ class PersonalisedModel(Scorer):
         return scores
 
     def _adapted_states(self, shown: Sequence[Query]) -> Any:
-        """The states of comparisons from what their users chose before, each computed once."""
+        """Return the state for each query from the user's earlier comparisons; equal contexts are computed once."""
         known: dict[Any, History] = {}
         keys = []
         for _, context, query in shown:
             latest = context[-MOST:]
             profile = query.profile or _profile(context)
-            # a post that judges a response of the query tells the label
+            # a post that judges a response of the query would reveal the label
             posts = tuple(post for post in profile if read_post(post).text not in query.responses)
             keys.append((tuple(map(id, latest)), posts))
             known.setdefault(keys[-1], (latest, posts))
@@ -330,7 +332,7 @@ class PersonalisedModel(Scorer):
         return jax.tree.map(lambda leaf: leaf[rows], self._states(list(known.values())))
 
     def _states(self, known: Sequence[History]) -> Any:
-        """The states of people, each leaf with a leading axis; the method's empty state for unknown people."""
+        """Return the states of people, stacked on axis 0 of each leaf; the method's empty state for unknown people."""
         contexts = self._texts.contexts(known, most=MOST)
         method, fitted = self.fitted.method, self.fitted.fitted
         states = in_batches(partial(adapt_rows, method, fitted), (contexts,))

@@ -1,4 +1,4 @@
-"""Scorers without weights: functions of a comparison, and what computes on its text."""
+"""Scorers without weights: functions of a comparison and its text."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from prb_jax.seams import get, python_value
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
-PLUGIN = "plugin:"  # before the name of an entry point prb_jax.rewards, where a model is named
+PLUGIN = "plugin:"  # prefix for the name of an entry point of the group prb_jax.rewards
 
 _BATCH = 4096
 
 
 @dataclass(frozen=True)
 class PlainScorer(GivesRewards):
-    """A scorer that reads the text of a comparison, its whole profile too: it has no weights and no tokens.
+    """A scorer that reads the text of a comparison with the whole profile, without weights and tokens.
 
     Attributes:
-      name: as it is shown in tables.
-      compute: float32 scores [K] of each of some comparisons.
-      facts: all else that `run.json` says of it.
-      one_by_one: whether it is asked for one comparison at a time, so that each score is kept at once.
+      name: Name in tables.
+      compute: Returns the float32 scores [K] of each comparison.
+      facts: Further entries of its identity in `run.json`.
+      one_by_one: If True, score one comparison at a time and save each score at once.
     """
 
     name: str
@@ -46,11 +46,11 @@ class PlainScorer(GivesRewards):
 
     @property
     def decided(self) -> str:
-        """Why it has no options."""
+        """Reason why it has no options."""
         return READS_TEXTS.format(self.name)
 
     def refuse_unused(self, given: Mapping[str, Any]) -> None:
-        """Raise RunError for an option; the default protocol shows what it reads, too."""
+        """Raise RunError for any option but the default protocol, which matches the text it reads."""
         is_default = given["protocol"] == TextProtocol.DEFAULT
         super().refuse_unused({**given, "protocol": None} if is_default else given)
 
@@ -61,39 +61,39 @@ class PlainScorer(GivesRewards):
     @overload
     def score(self, comparisons: Records) -> list[np.ndarray]: ...
     def score(self, comparisons: Records) -> np.ndarray | list[np.ndarray]:
-        """Return one float32 array [K] a comparison or record; of a single one, its array."""
+        """Return one float32 array [K] per comparison or record; only the array for a single one."""
         scores = self.compute(as_comparisons(comparisons, labelled=False))
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def identity(self) -> Mapping[str, Any]:
-        """Return the name, which decides everything that can be known, and the facts."""
+        """Return the name and the facts."""
         return {"name": self.name, **self.facts}
 
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
-        """Score large batches, or each comparison as a batch of its own."""
+        """Score large batches, or one comparison per batch if `one_by_one`."""
         size = 1 if self.one_by_one else _BATCH
         for window in windows(comparisons, first=size, size=size):
             if not skip(indices := window.places):
                 scores = self.compute(window.comparisons)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
-            del window  # not held while the next one is read
+            del window  # freed before the next one is read
 
 
 def function_scorer(
     function: ScoreFunction, *, name: str | None = None, recorded: bool = False, **facts: Any
 ) -> PlainScorer:
-    """Return a function of a comparison as a scorer.
+    """Return a scorer that calls a function for each comparison.
 
     Args:
       function: Returns K finite numbers for the K responses of a comparison; a higher number is better.
       name: Name in tables and records; the qualified name if not given.
-      recorded: Whether a run folder must tell it from others by its name.
-      facts: Facts that change with its code, if a change can be seen.
+      recorded: True if a run folder identifies the function by its name.
+      facts: Facts that change with the function's code, if changes can be detected.
 
     Raises:
-      RunError: a lambda that is recorded and has no name; and later, if the function does not give K finite numbers.
+      RunError: A recorded lambda lacks a name; or, when scoring, the function does not return K finite numbers.
     """
     qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
     called = name or f"{getattr(function, '__module__', None) or '?'}.{qualified}"
@@ -108,16 +108,16 @@ def function_scorer(
 
 
 def plugin_scorer(name: str) -> PlainScorer:
-    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`prb_jax.seams.get`."""
+    """Return a scorer for the entry point "plugin:NAME"; errors as in :func:`prb_jax.seams.get`."""
     plugin = get("rewards", name.removeprefix(PLUGIN))
     return function_scorer(plugin.value, name=name, code=plugin.origin)
 
 
 def file_scorer(name: str) -> PlainScorer:
-    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
+    """Return a scorer for the function "FILE.py:NAME"; run the file and record the digest of its bytes.
 
     Raises:
-      RunError: there is no such file or function, or the file fails.
+      RunError: The file or function does not exist, or the file raises an error.
     """
     file = Path(name.rpartition(":")[0])
     function = python_value(name)

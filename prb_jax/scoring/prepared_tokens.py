@@ -1,4 +1,4 @@
-"""Comparisons whose trees lie in a store: they are known by their tokens, and their text is not read."""
+"""Comparisons with token trees in a store: only their tokens are read, not their text."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from prb_jax.trees.tree import TokenisedComparison
 
 
 class StoredComparisons(Items[TokenisedComparison]):
-    """The comparisons of a store; the tree of each is read when it is asked for.
+    """Comparisons of a store; each tree is read on access.
 
     Attributes:
-      places: int64, which of the store's comparisons they are.
+      places: Indices of the comparisons in the store, int64.
 
     Args:
-      table: of the whole store.
+      table: Columns of the whole store.
     """
 
     in_memory = False
@@ -75,7 +75,7 @@ def store_key(reader: Reader, view: View) -> dict[str, Any]:
         **view.wording,
         "max_length": reader.limit(view),
         "truncation_side": tokenizer.truncation_side if paper else None,
-        # Where a score is read depends on it.
+        # The paper protocol reads the score at the last token that is not padding.
         "pad_token_id": (reader.tokenizer.pad_token_id if pad is None else pad) if paper else None,
     }
 
@@ -87,10 +87,11 @@ def store_folder(tokens: Path, key: Mapping[str, Any], *, split: str) -> Path:
 
 
 def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> TokenStore | None:
-    """Return the store of a prepared folder for this model and view; None where no tokens were prepared.
+    """Return the store of a prepared folder for this model and view; None if no tokens were prepared.
 
     Raises:
-      DataError: there are only stores of other models or views, naming the fields; it is damaged, or of other data.
+      DataError: All stores are for other models or views (the message names the fields), or the store is damaged or
+        was made from other data.
     """
     tokens = tokens_folder(folder)
     if tokens is None:
@@ -119,10 +120,10 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
 
 
 def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
-    """Return the columns of a prepared folder, which are the same for every model; None where there are no tokens.
+    """Return the columns of a prepared folder, the same for every model; None if no tokens were prepared.
 
     Raises:
-      DataError: the store is damaged.
+      DataError: The store is damaged.
     """
     tokens = tokens_folder(folder)
     stores = [] if tokens is None else sorted(tokens.glob(f"*/*/{STORE}"))
@@ -142,17 +143,17 @@ def stored_comparisons(
     subset: str | None = None,
     limit: int | None = None,
 ) -> StoredComparisons | None:
-    """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
+    """Return the comparisons of a prepared folder as tokens; None if no tokens were prepared.
 
     Args:
-      folder: they come from this one alone.
-      reader, view: of the model.
-      split: of the folder.
-      places: int64, which of its comparisons they are; if not given, the first of a subset.
-      subset, limit: as of `prb_jax.records.sources.reading.read_comparisons`.
+      folder: Prepared folder, the only source of the comparisons.
+      reader, view: Reader and view of the model.
+      split: Split of the folder.
+      places: Indices of the comparisons, int64; if not given, the first `limit` ones of a subset.
+      subset, limit: Selection, as in `prb_jax.records.sources.reading.read_comparisons`.
 
     Raises:
-      DataError: as `find_store`.
+      DataError: Errors of `find_store`.
     """
     store = find_store(folder, reader, view, split=split)
     if store is None:
@@ -169,7 +170,7 @@ def places_of(
     """Return the indices of the first ``limit`` comparisons of a subset, int64.
 
     Raises:
-      DataError: there are none, starting with `where`.
+      DataError: The subset is empty; the message begins with `where`.
     """
     if subset is None:
         return np.arange(len(table))[:limit]

@@ -1,7 +1,7 @@
-"""What a model is told of a user beside the profile: a persona, earlier choices, aspects that a planner found.
+"""User information in the prompt beyond the profile: a persona, earlier choices, or aspects from a planner.
 
-The true rubric and the narrative of the data may be shown too, as an upper bound that is marked as one: no model could
-know them.
+The true rubric and the narrative of the data can be added too. No model could know them, so the result is marked as an
+upper bound.
 """
 
 from __future__ import annotations
@@ -50,35 +50,36 @@ ASPECTS_HEADING: Final = "What this user wants from an answer to this question:"
 
 @dataclass(frozen=True, kw_only=True)
 class PromptExtras:
-    """What else a model is told of the users."""
+    """Options for user information in the prompt beyond the profile."""
 
     persona: str | None = option(
         None,
-        "a .jsonl file of {user_id, text} that the judge is told; or the narrative of the data: an upper bound",
+        "add a persona to the judge's prompt: a .jsonl file of {user_id, text}, or the narrative of the data (an upper "
+        "bound)",
         "FILE|narrative",
     )
     shots: int = option(
-        0, "the latest K earlier comparisons of the same user, with the user's choices", "K", least=0
+        0, "add the user's latest K earlier comparisons with the user's choices", "K", least=0
     )
     history: Data | None = option(
         None,
-        "with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
+        "with --shots: labelled comparisons to take them from (default: earlier comparisons in the data)",
         "NAME_OR_PATH ...",
     )
     aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of what is asked for."""
+        """Names of the kinds that are requested."""
         return tuple(name for name in ("persona", "shots", "aspects") if getattr(self, name))
 
 
 def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
-    """Return the inputs with what the options ask for in the hints of each comparison.
+    """Return the inputs with the requested information in the hints of each comparison.
 
     Raises:
-      RunError: options that contradict one another, a file that cannot be read, or nothing to add to any comparison.
-      DataError: a comparison that the planner does not know or knows with other contents, or that is in the history.
+      RunError: Options contradict each other, a file cannot be read, or there is nothing to add to any comparison.
+      DataError: A comparison is missing from the planner's run, has other contents there, or is in the history.
     """
     if options.shots < 0:
         raise RunError(f"--shots: expected 0 or more, found {options.shots}")
@@ -113,12 +114,12 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
 
 
 def show_aspects(inputs: Inputs, aspects: str) -> Inputs:
-    """Return the inputs with the aspects as hints; arguments and errors as of :func:`add_prompt_extras`."""
+    """Return the inputs with the aspects as hints; arguments and errors as in :func:`add_prompt_extras`."""
     return add_prompt_extras(inputs, PromptExtras(aspects=aspects))
 
 
 def asked_digest(comparison: Comparison) -> str:
-    """Return a digest of what a planner may be shown of a comparison: its prompt and profile."""
+    """Return a digest of a planner's input for a comparison: prompt, profile and context."""
     shown = [
         [(turn.role, turn.content) for turn in comparison.prompt],
         [post.text for post in comparison.profile],
@@ -128,7 +129,7 @@ def asked_digest(comparison: Comparison) -> str:
 
 
 def told_of(hints: Mapping[str, Any]) -> str:
-    """Return in words what a run was told beside the profile; empty for nothing."""
+    """Return a phrase that lists the hints of a run; empty without hints."""
     bounds = hints.get(UPPER_BOUND, ())
     kinds = [f"{origin['kind']} {name}" for name, origin in hints.items() if name != UPPER_BOUND]
     return ", ".join(kinds) + (", an upper bound" if bounds else "")
@@ -167,7 +168,7 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
 
 
 def aspect_text(aspect: RubricAspect) -> str:
-    """Return an aspect of the true rubric in words, with the reason where there is one."""
+    """Return an aspect of the true rubric as text, with its reason if there is one."""
     return f"{aspect.aspect}: {aspect.reason}" if aspect.reason else aspect.aspect
 
 
@@ -213,7 +214,7 @@ def _choices(
 
 
 def _choice(comparison: Comparison) -> str:
-    """An earlier comparison as text: the best response, and the one that was liked least."""
+    """Return an earlier comparison as text: the best response and the worst one."""
     labels = comparison.labels or ()
     best, worst = labels.index(max(labels)), labels.index(min(labels))
     return (

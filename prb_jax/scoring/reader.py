@@ -1,4 +1,4 @@
-"""Read comparisons for a model: what it is shown of them, as trees of token ids, without any weights."""
+"""Turn comparisons into a model's inputs, trees of token ids; no weights are needed."""
 
 from __future__ import annotations
 
@@ -46,40 +46,39 @@ class IdsTooLongError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How comparisons are read for one model."""
+    """Tokenizer, view and limits of one model."""
 
     name: str
     config: DecoderConfig | EncoderConfig | ModuleConfig
-    # tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts, the
-    # tokenizer of pairs
+    # tokenizer with chat template; for an encoder, which reads prompt and response as two texts, the pair
+    # tokenizer
     tokenizer: ChatTokenizer | PairTokenizer
-    # False for a head with several labels where nobody named the one that is the reward: the default protocol
-    # is refused, and the paper protocol has a rule
+    # False for a head with several labels if none is named as the reward: only the paper protocol, which has a
+    # rule, is allowed
     labels_named: bool = True
-    # what stands for users in front of their trees, where the model has soft prompts of them
+    # tokens of the users' soft prompts, which precede the trees, if the model has soft prompts
     prompts: UserTokens | None = None
-    # the view that the model was trained with, where its files say; what a call does not say is taken from
-    # it, and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`)
+    # view of the training, if the model's files record it: the default of every call; other choices give a
+    # warning (:class:`prb_jax.PrbWarning`)
     trained: TrainedView | None = None
 
     __repr__ = short_repr
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
-        """Return what the model is shown where this is asked for, and where that is not as in training; raises
-        DataError for a choice that cannot be."""
+        """Return the view for these options, and its differences from training; DataError for an impossible choice."""
         return choose_view(self.trained, options, context=self.config.max_position_embeddings)
 
     def view(self, options: ViewOptions) -> View:
-        """As :meth:`choose_view`, with a warning of what is not as in training."""
+        """Return the view for these options, and warn of differences from training."""
         chosen = self.choose_view(options)
         chosen.warn(self.name)
         return chosen.view
 
     def limit(self, view: View) -> int:
-        """Return the most tokens that the text of a conversation may have.
+        """Return the maximum length of a conversation's text in tokens.
 
         Raises:
-          DataError: more than the model was made for, or nothing beside the soft prompts.
+          DataError: The view's limit exceeds the model's context, or soft prompts leave no room.
         """
         return length_limit(
             view,
@@ -89,11 +88,11 @@ class Reader:
         )
 
     def encode(self, comparisons: Sequence[Comparison | TokenisedComparison], *, view: View) -> list[Tree]:
-        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones).
+        """Return each comparison as the model sees it, a tree of token ids (from text, or prepared).
 
         Raises:
-          DataError: a comparison that cannot be shown to this model; the message names it.
-          CheckpointError: nothing says which of the head's labels is the reward.
+          DataError: The model cannot read a comparison; the message names it.
+          CheckpointError: The head has several labels, and none is named as the reward.
         """
         self._check_labels(view.protocol)
         texts = [one for one in comparisons if isinstance(one, Comparison)]
@@ -106,11 +105,11 @@ class Reader:
     def encode_ids(
         self, sequences: Sequence[np.ndarray], *, user_id: str | None = None, view: View, name: str
     ) -> Tree:
-        """Return the tree of K whole conversations that are int32 token ids already, each read at its last token.
+        """Return the tree of K whole conversations in int32 token ids, each read at its last token.
 
         Raises:
-          DataError: as :meth:`encode`, with `name` in the message; IdsTooLongError for more ids than the limit.
-          CheckpointError: as :meth:`encode`.
+          DataError: Errors of :meth:`encode`, with `name` in the message; IdsTooLongError for more ids than the limit.
+          CheckpointError: Errors of :meth:`encode`.
         """
         self._check_labels(view.protocol)
         limit = self.limit(view)
@@ -126,7 +125,7 @@ class Reader:
         return self.prompts.encode([tree], [TokenisedComparison(name, user_id, lambda: tree)])[0]
 
     def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
-        """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""
+        """Return the trees of the text, without soft prompts and without :meth:`check_readable`."""
         shown = replace(view, max_length=self.limit(view))
         return encode_comparisons(
             comparisons, self.tokenizer, view=shown, pad_token_id=self.config.pad_token_id
@@ -135,28 +134,35 @@ class Reader:
     def encode_each(
         self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None
     ) -> list[Tree | TooLongError]:
-        """As :meth:`encode_text`, with the error of each comparison that is too long in its place; `limit` takes the
-        place of the view's own."""
+        """Like :meth:`encode_text`, but return the error of a comparison that is too long in place of its tree.
+
+        `limit` replaces the limit of the view.
+        """
         shown = replace(view, max_length=limit or self.limit(view))
         pad = self.config.pad_token_id
         return list(encode_each(comparisons, self.tokenizer, view=shown, pad_token_id=pad))
 
     def too_long(self, comparisons: Sequence[Comparison], *, view: View) -> list[TooLongError]:
-        """Return why each of those comparisons cannot be scored that have a response longer than the limit allows.
+        """Return one error for each comparison with a response that leaves no room for its prompt.
 
-        Profiles are not read: they are cut before anything else.
+        Profiles are ignored, because they are shortened before anything else.
         """
         encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
         return [tree for tree in encoded if isinstance(tree, TooLongError)]
 
     def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
-        """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
-        them; None for a model without soft prompts."""
+        """Return the users that the model was not trained on, who get the generic soft prompt.
+
+        The result is None for a model without soft prompts.
+        """
         return None if self.prompts is None else self.prompts.unknown(comparisons)
 
     def remarks(self, protocol: TextProtocol) -> list[str]:
-        """Return sentences about the way in which this protocol reads this model, where its files do not say it; raises
-        CheckpointError where nothing says which of the head's labels is the reward."""
+        """Return remarks on choices that this protocol makes and the model's files do not.
+
+        Raises:
+          CheckpointError: The head has several labels, and none is named as the reward.
+        """
         self._check_labels(protocol)
         remarks: list[str] = []
         if protocol is not TextProtocol.PAPER or not isinstance(self.tokenizer, ChatTokenizer):
@@ -178,11 +184,11 @@ class Reader:
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def check_readable(self, what: str, tree: Tree) -> None:
-        """Refuse a tree (without soft prompts) that would not be scored as it reads.
+        """Check that the model can score a tree (without soft prompts); `what` names it in messages.
 
         Raises:
-          DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
-            which the head reads.
+          DataError: An id has no embedding or is a placeholder for an image, or a conversation does not contain the ids
+            at which the head reads.
         """
         config, parts = self.config, (tree.prefix, *tree.responses)
         top = max(int(ids.max(initial=0)) for ids in parts)
@@ -210,8 +216,11 @@ class Reader:
 
 
 def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
-    """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any;
-    raises CheckpointError where they or the tokenizer cannot be used."""
+    """Return the reader of an opened model, and its soft prompts of users, if any.
+
+    Raises:
+      CheckpointError: The soft prompts or the tokenizer cannot be used.
+    """
     config, folder, tokenizer = opened.config, opened.folder.path, opened.tokenizer()
     prompts = None
     if isinstance(tokenizer, ChatTokenizer) and has_soft_prompts(folder):

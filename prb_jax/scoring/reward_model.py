@@ -68,20 +68,19 @@ class RewardModel(GivesRewards):
     """A reward model. Build with :func:`prb_jax.load`.
 
     Attributes:
-      reader: turns comparisons into trees of token ids: tokenizer, defaults of what is shown, soft prompts of users.
-      params: weights, a nested dict of arrays sharded over ``mesh``; layers stacked on axis 0, matrices
-        [in, out]. Soft prompts are further rows of the embedding.
-      score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a batch of :meth:`batch`; what it
-        gives for absent responses is meaningless. It compiles once for each shape of a batch.
-      mesh: devices.
-      dtype: of weights and activations; the head and the rewards are float32.
-      readout: how logits become a reward; with a head of the table of reward models, the name of its row.
-      labels: the rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
-      quantize: the form in which the layers' matrices are held, if they are quantised: see
-        :mod:`prb_jax.models.quantization`.
-      streams: the implementation of attention over packed streams; None for an encoder.
-      report: what was read from the checkpoint.
-      source: revision and file fingerprints, for ``run.json``.
+      reader: Turns comparisons into trees of token ids: tokenizer, default view, soft prompts of users.
+      params: Weights, a nested dict of arrays sharded over ``mesh``; layers are stacked on axis 0, matrices are
+        [in, out]. Soft prompts are extra rows of the embedding.
+      score_fn: Pure jitted function of (params, batch) that returns the rewards of a batch of :meth:`batch`, float32
+        [B, K]. Values of absent responses are meaningless. It compiles once for each shape of a batch.
+      mesh: Device mesh.
+      dtype: Type of weights and activations; the head and the rewards are float32.
+      readout: How logits become a reward; for a head in the registry of reward models, the name of its row.
+      labels: Rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
+      quantize: Storage format of the layers' matrices, if they are quantised: see :mod:`prb_jax.models.quantization`.
+      streams: Implementation of attention over packed streams; None for an encoder.
+      report: Report on the tensors read from the checkpoint.
+      source: Revision and file fingerprints, for ``run.json``.
     """
 
     # `field()` keeps the defaults of `Scorer` from becoming defaults here
@@ -104,38 +103,38 @@ class RewardModel(GivesRewards):
 
     @functools.cached_property
     def module(self) -> RewardModule | PairRewardModule:
-        """The model as a `flax.nnx` module around the same arrays: ``module(batch)`` gives what ``score_fn`` does, and
-        ``module.score_tokens(tokens, lengths)`` the rewards of plain sequences. Run it under `nnx.jit`.
+        """The model as a `flax.nnx` module with the same arrays. Run it under `nnx.jit`.
 
-        What changes the module, such as `nnx.Optimizer`, leaves this model as it was loaded.
+        ``module(batch)`` returns the values of ``score_fn``; ``module.score_tokens(tokens, lengths)`` returns the
+        rewards of plain sequences. Updates of the module, e.g. by `nnx.Optimizer`, do not change this model.
         """
         program = {"mesh": self.mesh, "dtype": jnp.dtype(self.dtype), "readout": self.labels}
         return get("models", "module").value(self.config, self.params, attention=self.streams, **program)
 
     @property
     def name(self) -> str:
-        """The folder or hub id that it was loaded from."""
+        """Folder or hub id of the model."""
         return self.reader.name
 
     @property
     def config(self) -> Config:
-        """The architecture."""
+        """Architecture of the model."""
         return cast("Config", self.reader.config)
 
     @property
     def decoder(self) -> DecoderConfig:
-        """The architecture of a decoder; TypeError for another model."""
+        """Architecture of a decoder; TypeError for another model."""
         return cast("DecoderConfig", self.config)
 
     @property
     def attention(self) -> str:
-        """The implementation of attention in its programs, in words."""
+        """Name of the attention implementation of its programs."""
         assert self.streams is not None
         return self.streams.name
 
     @property
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
-        """The tokenizer of its reader."""
+        """Tokenizer of the reader."""
         return self.reader.tokenizer
 
     @overload
@@ -153,33 +152,34 @@ class RewardModel(GivesRewards):
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray | list[np.ndarray]:
-        """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
+        """Return the rewards of every response: one float32 array [K] per comparison, in the order given.
 
         Args:
-          comparisons: several comparisons or records (`prb_jax.records.intake.Records`), or a single one, of which
-            its array [K] is returned; labels are not looked at.
-          profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
-            as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
-          protocol: "default" or "paper"; that of the training, or "default".
-          max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
-          batch_tokens: tokens computed at a time, about.
+          comparisons: Comparisons or records (`prb_jax.records.intake.Records`); for a single one, only its array [K]
+            is returned. Labels are ignored.
+          profile_posts: Maximum number of posts of each profile that the model sees; 0 shows none. If not given, as in
+            training; if the model's files do not record it, 10, or 0 for the paper protocol.
+          protocol: "default" or "paper"; if not given, as in training, or "default".
+          max_length: Maximum length of a conversation in tokens; if not given, as in training, or the limit of the
+            protocol and the model.
+          batch_tokens: Approximate number of tokens computed at a time.
 
         Raises:
-          DataError: a comparison that cannot be shown to this model; the message names it.
-          CheckpointError: nothing says which of the head's labels is the reward.
+          DataError: The model cannot read a comparison; the message names it.
+          CheckpointError: The head has several labels, and none is named as the reward.
         """
         asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
         return self._in_order(comparisons, view=self.reader.view(asked), batch_tokens=batch_tokens)
 
     def encode(self, comparisons: Sequence[Comparison], **view: Unpack[_ViewChoices]) -> list[Tree]:
-        """Return what the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
+        """Return each comparison as the model sees it, a tree of token ids; arguments as in :meth:`score`."""
         return self.reader.encode(comparisons, view=self.reader.view(ViewOptions(**view)))
 
     def batch(self, trees: Sequence[Tree]) -> Batch:
-        """Return one batch that holds all the trees, for ``score_fn``: packed streams, or sequences for an encoder.
+        """Return one batch of all the trees, for ``score_fn``: packed streams, or sequences for an encoder.
 
         Raises:
-          ValueError: no tree.
+          ValueError: `trees` is empty.
         """
         if not trees:
             raise ValueError("a batch needs at least one tree, found none")
@@ -199,7 +199,7 @@ class RewardModel(GivesRewards):
         batch_tokens: int | None = None,
         skip: Skip = skip_nothing,
     ) -> Iterator[ScoredBatch]:
-        """As :meth:`score`, a batch at a time, as soon as it is computed; arguments as of `Scorer.stream`."""
+        """Yield the scores of each batch as soon as it is computed; arguments as in `Scorer.stream`."""
         view = view or self.reader.view(ViewOptions())
         return stream_scores(
             comparisons,
@@ -211,21 +211,21 @@ class RewardModel(GivesRewards):
         )
 
     def dispatch(self, batch: Batch) -> jax.Array:
-        """Start scoring a batch of the host and return its scores, not yet computed."""
+        """Start scoring a host batch and return its pending scores."""
         return self.run(batch, self.score_fn)
 
     def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array]) -> jax.Array:
-        """As :meth:`dispatch`, with another program of the same parameters."""
+        """Like :meth:`dispatch`, but with another program of the same parameters."""
         with compiling(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
-        """Return how comparisons are put into batches."""
+        """Return the options that shape batches."""
         assert self.streams is not None
         return stream_options(self.decoder, self.mesh, self.streams, batch_tokens)
 
     def place(self, batch: AnyBatch) -> AnyBatch:
-        """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
+        """Return a host batch with its rows or streams sharded over the mesh."""
         if isinstance(batch, StreamBatch) and batch.places is not None:
             whole = to_global(np.asarray(batch.places), replicated(self.mesh))
             return replace(self.place(replace(batch, places=None)), places=whole)
@@ -244,11 +244,11 @@ class RewardModel(GivesRewards):
         }
 
     def explain_scores(self) -> str:
-        """Return in words which weights may be why the scores cannot be used."""
+        """Return a sentence on the weights that may explain unusable scores."""
         return get("models", "out of range").value(self.params, self.config)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
-        """Return whether a post is in a prompt, or a user has a soft prompt."""
+        """Return True if a prompt contains a post, or a user has a soft prompt."""
         if view.profile_posts > 0 and any(one.profile for one in comparisons):
             return True
         unknown = self.unknown(comparisons)
@@ -256,7 +256,7 @@ class RewardModel(GivesRewards):
         return unknown is not None and len(unknown) < len(users)
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return how the weights are quantised, and the bytes of the whole model before and as held."""
+        """Return the format of quantised weights, and the bytes of the whole model before and after."""
         if self.quantize is None:
             return {}
         report = self.report
@@ -266,11 +266,11 @@ class RewardModel(GivesRewards):
 
 
 def load_reward_model(opened: OpenedModel) -> RewardModel:
-    """Read the weights of an opened model onto its devices; nothing is compiled yet.
+    """Read the weights of an opened model onto its devices, without compiling a program.
 
     Raises:
-      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
-      MeshError: the mesh does not fit the devices or the model.
+      CheckpointError: The checkpoint cannot be used; the message names file, tensor or field.
+      MeshError: The mesh does not fit the devices or the model.
     """
     if not isinstance(opened.body, ResolvedModel):
         return get("encoder", "load").value(opened)

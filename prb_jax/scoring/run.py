@@ -1,4 +1,4 @@
-"""One run of a model: what it is, and its rows on their way into the run folder."""
+"""One run of a model: score the comparisons of a job and write the rows to the run folder."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from prb_jax.trees.tree import has_equal_sides
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-_HANDFUL: Final = 9  # comparisons, of which equal scores are a warning
+_HANDFUL: Final = 9  # up to this many comparisons, equal scores are a warning instead of an error
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """An open run folder as all processes see it."""
+    """An open run folder, shared by all processes."""
 
     job: Job
-    folder: EvaluationFolder | None  # on process 0, which alone writes; None elsewhere
+    folder: EvaluationFolder | None  # on process 0, the only writer; None on the others
     scores: RowTable  # finished rows by id, the same in every process
 
     __repr__ = short_repr
 
     @property
     def rows(self) -> Sequence[ScoredRow]:
-        """The rows in the order of the comparisons; of a part those that it has."""
+        """Rows in the order of the comparisons; for a part, only its rows."""
         ids = self.job.table.ids if self.job.part is None else list(self.scores)
         return RowView(self.scores, ids)
 
     def score(self, *, batch_tokens: int | None, progress: bool) -> None:
-        """Score what is missing. Every batch is on disk before the next one is waited for.
+        """Score the missing rows and write each batch to disk before waiting for the next one.
 
-        The whole table is known afterwards. Of files that are read meanwhile the folder knows a block before its
-        scores.
+        Afterwards the table is complete. For large files the folder records the digest of a block before its scores.
 
         Raises:
-          RunError: the folder cannot be written, or the model gave another number of scores than there are labels.
-          PrbError: as of the scorer.
+          RunError: The folder cannot be written, or the model returned a wrong number of scores or one that is not
+            finite.
+          PrbError: Errors of the scorer.
         """
         job, table, before = self.job, self.job.table, len(self.scores)
         reading = job.inputs.reading if job.control is None else []
@@ -69,7 +69,7 @@ class ScoredRun:
             return place is not None and place < before
 
         def are_finished(indices: Sequence[int]) -> bool:
-            if before:  # of large files the scorer may not have read them yet
+            if before:  # the scorer may not have read these rows of a large file yet
                 table.advance(max(indices, default=-1) + 1)
             return before > 0 and all(map(is_finished, indices))
 
@@ -117,16 +117,16 @@ class ScoredRun:
         table.complete()
 
     def settle(self, decided: Mapping[str, Any]) -> None:
-        """Write what decides the result into the record, now that all files are read; a collective."""
+        """Write everything that decides the result to `run.json` after all files are read; a collective."""
         on_first_process(lambda: None if self.folder is None else self.folder.settle(decided))
 
 
 @contextlib.contextmanager
 def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) -> Iterator[ScoredRun]:
-    """Opens the folder on process 0 and tells every process what is in it; a collective.
+    """Open the folder on process 0 and send its rows to every process; a collective.
 
-    Arguments and errors as of `open_evaluation`. Files that are read while they are scored are compared with what the
-    folder knows of them.
+    Arguments and errors are as in `open_evaluation`. Large files are compared with the digests in the folder while they
+    are read.
     """
     reading = job.inputs.reading if job.control is None else []
     facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": job.notes}
@@ -139,16 +139,16 @@ def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) ->
 
 
 def explanation(scorer: Scorer) -> str:
-    """Return which weights of a model may be why its scores cannot be used, as the end of a message."""
+    """Return the end of a message: the weights that may explain unusable scores; empty if unknown."""
     explained = scorer.explain_scores()
     return f": {explained}" if explained else ""
 
 
 def check_scores_differ(run: ScoredRun) -> None:
-    """Check that a model of weights does not give all texts the same score.
+    """Check that a model with weights does not give different texts the same score.
 
     Raises:
-      RunError: it does; of a handful of comparisons this is a warning.
+      RunError: All scores are equal; for up to `_HANDFUL` comparisons this is only a warning.
     """
     if run.job.scorer.reader is None or not run.job.inputs.comparisons.in_memory:
         return
@@ -170,7 +170,7 @@ def check_scores_differ(run: ScoredRun) -> None:
 
 
 def _estimate(count: Count, comparisons: Items[Comparison]) -> None:
-    """Say how many comparisons there are, or about how many while that is not known."""
+    """Set the total of the progress display, or an estimate until it is known."""
     count.about, count.total = not comparisons.complete, round(comparisons.about())
 
 
@@ -180,6 +180,6 @@ def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:
 
 
 def session_facts(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:
-    """Return how the run is done this time; results do not depend on it."""
+    """Return the facts of this session: mesh, devices and batch size, which do not change results."""
     session: dict[str, Any] = {**session_now(), "batch_tokens": batch_tokens}
     return session if scorer.mesh is None else session | mesh_facts(scorer.mesh, scorer.attention)

@@ -1,4 +1,4 @@
-"""Choices of several processes, compared before a model is loaded: unequal ones may wait for ever."""
+"""Compare the options of several processes before a model is loaded; unequal options can deadlock."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def check_same_choices(
     *,
     inputs: Inputs | None = None,
 ) -> None:
-    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
+    """Compare the options of several processes before a model is loaded; unequal options can deadlock.
 
     Args:
-      models: that it will load, and how, by what they are for.
-      chosen: everything else that was chosen, JSON-ready; of files their contents.
+      verb: Name of the command.
+      models: Models to load with their options, by role.
+      chosen: All other options, JSON-ready, with the contents of files.
+      inputs: Inputs of the run, if any.
 
     Raises:
-      RunError: in every process: a model behind a server, which one process alone asks; or the first process that
-        differs from process 0, and the fields.
+      RunError: A model is behind a server, which supports only one process, or a process differs from process 0; the
+        message names the process and the fields. Raised in every process.
     """
     if process_count() == 1:
         return
@@ -56,7 +58,7 @@ def check_same_choices(
 
 
 def check_same_evaluation(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:
-    """As :func:`check_same_choices`, of an evaluation on several processes."""
+    """Like :func:`check_same_choices`, for an evaluation."""
     chosen, known = flat_settings(options), options_of(EvaluateOptions)
     check_agreement(
         {

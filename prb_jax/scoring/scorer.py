@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from prb_jax.trees.tree import ScoredBatch
 
 ScoreFunction = Callable[[Comparison], Sequence[float]]
-"""Gives K finite numbers for the K responses of a comparison; a higher number is better."""
+"""Returns K finite numbers for the K responses of a comparison; a higher number is better."""
 
 Skip = Callable[[Sequence[int]], bool]
-"""Returns True for a batch of these indices if all its scores are known, so that it need not be computed."""
+"""Returns True if all scores of a batch of these indices are known, so the batch is not computed."""
 
 
 def skip_nothing(indices: Sequence[int]) -> bool:
@@ -36,30 +36,30 @@ def skip_nothing(indices: Sequence[int]) -> bool:
 class Scorer:
     """Anything that scores comparisons.
 
-    A subclass has `identity` and `stream`. Everything else has a default, which is true of a scorer that is given
-    whole comparisons, so that evaluation, controls and servers ask every scorer the same questions.
+    A subclass defines `identity` and `stream`. All other methods have defaults for a scorer that reads whole
+    comparisons, so evaluation, controls and servers use one interface for every scorer.
     """
 
-    reader: Reader | None = None  # how comparisons are read for a model of tokens, which has a length limit
-    mesh: Mesh | None = None  # the devices
-    # choices of a caller that have an effect; `decided` says why others have none
+    reader: Reader | None = None  # turns comparisons into tokens; None for scorers without a length limit
+    mesh: Mesh | None = None  # device mesh
+    # options of a caller that have an effect; `decided` is the reason why others have none
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length", "batch_tokens")
-    has_prompt: ClassVar[bool] = False  # whether hints can stand in what it reads
+    has_prompt: ClassVar[bool] = False  # True if its prompt can contain hints
     has_heading: ClassVar[bool] = (
-        False  # whether posts stand under a heading of ours, whose words a run records
+        False  # True if the prompt has our heading above the posts; a run records its wording
     )
     has_weights: ClassVar[bool] = (
         True  # False for functions of texts, and for models behind a server that scores
     )
-    adapts: ClassVar[bool] = False  # whether it learns a user from comparisons
-    # whether what a response is worth depends on the others of its comparison, so that none may be left out
+    adapts: ClassVar[bool] = False  # True if it learns users from comparisons
+    # True if the score of a response depends on the other responses, so none may be left out
     compares: bool = False
-    judges: ClassVar[bool] = False  # whether it is a language model that is asked for a verdict
+    judges: ClassVar[bool] = False  # True for a language model that gives verdicts
 
     def identity(self) -> Mapping[str, Any]:
         """Return everything about the model that decides its scores, JSON-ready.
 
-        ``name`` is shown in tables; if there are other entries, they decide and the name may change.
+        Tables show ``name``. If there are other entries, only they identify the model, and the name may change.
         """
         raise NotImplementedError
 
@@ -74,25 +74,25 @@ class Scorer:
         """Score every comparison once, in any order.
 
         Args:
-          comparisons: What is scored; labels are not looked at.
-          view: How much of a comparison the model sees, from `choose_view`; the scorer's own view if not given.
-          batch_tokens: About how many tokens are computed at a time.
-          skip: Returns True for a batch that needs no scores. The other batches must not depend on it, so that a
-            continued run gives equal scores.
+          comparisons: Comparisons to score; labels are ignored.
+          view: How much of a comparison the model sees, from `choose_view`; the scorer's default if not given.
+          batch_tokens: Approximate number of tokens computed at a time.
+          skip: Returns True if these rows do not need scores. Other batches must not depend on `skip`; otherwise a
+            continued run would give different scores.
         """
         raise NotImplementedError
 
     @property
     def decided(self) -> str:
-        """Why a choice that is not among `uses` has no effect."""
+        """Reason why an option that is not in `uses` has no effect."""
         return ""
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
-        """Return what the model sees of a comparison if a caller asks for these options."""
+        """Return the model's view of a comparison for these options."""
         return choose_view(None, options) if self.reader is None else self.reader.choose_view(options)
 
     def refuse_unused(self, given: Mapping[str, Any]) -> None:
-        """Raise RunError for a choice that has no effect on this scorer."""
+        """Raise RunError for an option that has no effect on this scorer."""
         refuse_given({name: value for name, value in given.items() if name not in self.uses}, self.decided)
 
     def remarks(self, view: View) -> Sequence[str]:
@@ -100,11 +100,11 @@ class Scorer:
         return () if self.reader is None else self.reader.remarks(view.protocol)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
-        """Return whether the model sees anything of the users of these comparisons."""
+        """Return True if the model sees any user information of these comparisons."""
         return any(one.profile or one.user_id is not None for one in comparisons)
 
     def unknown(self, comparisons: Sequence[Any]) -> set[str] | None:
-        """Return the users of whom nothing is known; None for a scorer that knows no users."""
+        """Return the users without any information; None if the scorer does not distinguish users."""
         return None if self.reader is None else self.reader.unknown_users(comparisons)
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
@@ -112,11 +112,11 @@ class Scorer:
         return {}
 
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return figures of the judgements of all comparisons, JSON-ready; none of a scorer that only scores."""
+        """Return figures on the judgements of all comparisons, JSON-ready; empty for a scorer without judgements."""
         return {}
 
     def kept_in(self, folder: Path) -> Scorer:
-        """Return the same scorer, which keeps what it writes beside scores in this run folder."""
+        """Return the same scorer, which writes its further outputs to this run folder."""
         return self
 
     def with_history(self, history: Sequence[Comparison] | Path) -> Scorer:
@@ -128,27 +128,27 @@ class Scorer:
         return self
 
     def explain_scores(self) -> str:
-        """Return which weights may be why the scores cannot be used; empty if nothing is known."""
+        """Return a sentence on the weights that may explain unusable scores; empty if unknown."""
         return ""
 
     @property
     def attention(self) -> str | None:
-        """The implementation of attention in its programs."""
+        """Name of the attention implementation of its programs."""
         return None
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer; one with `render` and `template_hash` writes the texts of RewardBench's result files."""
+        """Tokenizer; if it has `render` and `template_hash`, it writes the texts of RewardBench's result files."""
         return None
 
 
 class GivesRewards(Scorer):
-    """A model whose `score` takes records: it gives the reward of a single response too."""
+    """A model whose `score` accepts records; it can also score a single response."""
 
     def _in_order(
         self, comparisons: Records, *, view: View, batch_tokens: int | None
     ) -> np.ndarray | list[np.ndarray]:
-        """Return what `stream` gives for each comparison, in the order given; one array for a single comparison."""
+        """Return the scores from `stream` in the order given; only the array for a single comparison."""
         several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(several, view=view, batch_tokens=batch_tokens):
@@ -169,7 +169,7 @@ class GivesRewards(Scorer):
 
         Args:
           prompt: The question, or the conversation before the response.
-          response: The text to be scored.
+          response: The text to score.
           profile, user_id: The user, as in a `Comparison`.
           options: Options of `score`.
         """
@@ -181,18 +181,18 @@ class GivesRewards(Scorer):
 
 
 class ScoresTokens(Protocol):
-    """A `flax.nnx.Module` of your own: it is evaluated and trained with the tokenizer that you name beside it."""
+    """A `flax.nnx.Module` of your own, which can be evaluated and trained together with a tokenizer."""
 
     def score_tokens(self, tokens: Any, lengths: Any, /) -> Any:
-        """Return the rewards float32 [B] of sequences int32 [B, T], of which the first lengths int32 [B] tokens count.
+        """Return the rewards float32 [B] of sequences int32 [B, T], each with `lengths` int32 [B] valid tokens.
 
-        Every length is at least 1. The rewards depend on nothing but the parameters and these tokens.
+        Every length is at least 1. The rewards depend only on the parameters and the valid tokens.
         """
         ...
 
 
 class StreamsScores(Protocol):
-    """An object of your own that scores, without the base class `Scorer`: its view is three keywords."""
+    """An object of your own that scores, without the base class `Scorer`; three keywords describe the view."""
 
     def identity(self) -> Mapping[str, Any]: ...
     def stream(
@@ -202,12 +202,12 @@ class StreamsScores(Protocol):
 
 @dataclass(frozen=True)
 class OwnScorer(Scorer):
-    """An object of a user with `identity` and `stream`, as a scorer."""
+    """Scorer that wraps a user's object with `identity` and `stream`."""
 
     own: StreamsScores
 
     def identity(self) -> Mapping[str, Any]:
-        """Return what the object says of itself."""
+        """Return the identity of the object."""
         return self.own.identity()
 
     def stream(
@@ -218,7 +218,7 @@ class OwnScorer(Scorer):
         batch_tokens: int | None = None,
         skip: Skip = skip_nothing,
     ) -> Iterator[ScoredBatch]:
-        """Score with the object's own `stream`, which takes `batch_tokens` only if they are given."""
+        """Score with the object's own `stream`; pass `batch_tokens` only if given."""
         shown: dict[str, Any] = dict.fromkeys(("profile_posts", "protocol", "max_length"))
         shown |= {} if view is None else view.shown
         shown |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
@@ -226,5 +226,5 @@ class OwnScorer(Scorer):
 
     @property
     def tokenizer(self) -> Any:
-        """The object's tokenizer, if it has one."""
+        """Tokenizer of the object, if any."""
         return getattr(self.own, "tokenizer", None)

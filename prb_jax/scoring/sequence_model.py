@@ -1,4 +1,4 @@
-"""A reward model whose program takes plain sequences in place of streams: an encoder of pairs, or a user's module."""
+"""A reward model that scores plain sequences instead of packed streams: an encoder of pairs, or a user's module."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class SequenceModel(RewardModel):
 
     @property
     def decoder(self) -> DecoderConfig:
-        """Raises TypeError, for the model is no decoder."""
+        """Raise TypeError: only streams need the configuration of a decoder."""
         raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
 
     @property
     def attention(self) -> str:
-        """Every token attends to all others."""
+        """Return a constant: every token attends to all others."""
         return "whole, both ways"
 
     def batch(self, trees: Sequence[Tree]) -> Batch:
-        """Return one batch with all sequences of the trees, for ``score_fn``; ValueError if there is no tree."""
+        """Return one batch with all sequences of the trees, for ``score_fn``; ValueError if `trees` is empty."""
         if not trees:
             raise ValueError("a batch needs at least one tree, found none")
         return self.place(batch_of_trees(trees, self.batch_options()))
 
     def batch_options(self, batch_tokens: int | None = None) -> SequenceOptions:
-        """Return how sequences are put into batches."""
-        config: Any = self.reader.config  # of an encoder, or of a module
+        """Return the options that shape batches."""
+        config: Any = self.reader.config  # ModuleConfig for a module
         limit, flops = config.max_position_embeddings, config.flops_per_token
         return sequence_options(self.mesh, limit=limit, flops_per_token=flops, batch_tokens=batch_tokens)
 
 
 def load_pair_model(opened: OpenedModel) -> SequenceModel:
-    """Read the weights of an encoder of pairs; errors as of :func:`prb_jax.scoring.reward_model.load_reward_model`."""
+    """Load an encoder of pairs; errors as in :func:`prb_jax.scoring.reward_model.load_reward_model`."""
     reader, _ = open_reader(opened)
     folder, mesh, dtype = opened.encoder, opened.mesh, jnp.dtype(opened.dtype)
     score_fn = make_pair_fn(folder.config, mesh=mesh, dtype=dtype, readout=opened.labels)

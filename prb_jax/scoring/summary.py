@@ -1,4 +1,4 @@
-"""Finish a run: its rows in order, its summary, benchmarks by their own rules, and RewardBench's result files."""
+"""Finish a run: order its rows and write its summary, benchmark scores and RewardBench's result files."""
 
 from __future__ import annotations
 
@@ -18,55 +18,54 @@ from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES
 
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
-"""By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
+"""Name of a baseline -> its rows in the order of the comparisons, or the reason why it is undefined."""
 
-RESAMPLES: Final = 400  # of the rows of a benchmark, for the interval of its score
+RESAMPLES: Final = 400  # bootstrap resamples for the interval of a benchmark's score
 
 DEFINITIONS: Final = {
     "readout": "how the model's outputs become one score: --readout",
-    "tokens": "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, "
-    "where those that begin alike share their beginning, and an encoder computes each distinct pair of prompt and "
-    "response (computed); the difference (saved)",
+    "tokens": "alone = tokens of the comparisons, each counted separately with its prompt once; computed = tokens the "
+    "model computed, without padding: comparisons with the same beginning share its tokens, and an encoder computes "
+    "each distinct pair of prompt and response; saved = the difference",
     EQUAL_SIDES: "comparisons in which a response with the highest label and another one are the same tokens after the "
-    "chat template, so that no model can win: how many, and the ids of the first ten",
-    "hints": "what else the model was told of each user; without = comparisons for which there was nothing to tell; "
-    "upper_bound = of these the ones that no model could know: such a run shows how much could be reached, and is no "
-    "result",
-    "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
-    "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
-    "Both orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or "
-    "any one response (consistent); the difference between the shares of A and of B among the verdicts "
-    "(position_bias); comparisons with a reply that cannot be read (unparsable). Ratings of single responses: their "
-    "mean (mean_rating), that of the responses with the highest label (mean_rating_of_better) and of the others; a "
-    "comparison with a reply that cannot be read (unparsable) is a tie, which is no win; the probability of the "
-    "numbers where one is named, if the endpoint tells it (mean_number_mass). Why no figure of the run is defined, "
-    "where no comparison could be judged (undefined)",
-    "controls": "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no "
-    "user and no hints of one (blind), or those of another user with a profile of similar length (swap; a fitted "
-    "method has the whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; "
-    "difference = accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing "
-    "the user gains",
-    "benchmarks": "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), "
-    "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
-    f"95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
-    "comparison where there are no users (by N in Ties); null where not defined, where there is too little to draw "
-    "from, or where all resamples agree (score_ci95_reason). If several users judge the same responses, score_ci95 is "
-    "the interval of an accuracy over users and responses; it is null for a score that is not a share of comparisons, "
-    "and figures_ci95 is null",
-    "quantization": "how the weights are quantised (form), and the whole model's bytes of parameters before "
-    "(bytes_unquantized) and as held (bytes_held)",
-    "users_fitted_on": "users on whom the method was fitted; their figures are not those of new people",
-    "history_left_out": "comparisons of the history that tell nothing of their user, by reason; they are not used",
+    "chat template, so no model can win: their number, and the ids of the first ten",
+    "hints": "user information in the prompt beyond the profile; without = comparisons without a hint; upper_bound = "
+    "hints that no model could know: such a run shows how much could be reached and is not a result",
+    "judge": "verdicts of the judge. Paper protocol: accuracy = share of correct verdicts, where a reply without a "
+    "verdict counts as A; position_bias = its difference between comparisons with the better response in A and in B. "
+    "Both orders: order_consistent_accuracy = share of comparisons whose better response is preferred in both orders; "
+    "consistent = share whose two verdicts prefer the same response; position_bias = share of A minus share of B among "
+    "the verdicts; unparsable = comparisons with an unreadable reply. Ratings of single responses: mean_rating = mean "
+    "of all ratings; mean_rating_of_better = mean for the responses with the highest label; mean_rating_of_others = "
+    "mean for the others; unparsable = comparisons with an unreadable reply, which count as ties and not as wins; "
+    "mean_number_mass = probability of the numbers at the rating, if the endpoint reports it. undefined = reason why "
+    "no figure of the run is defined, if no comparison could be judged",
+    "controls": "by control, the accuracy of the same model on the same comparisons without profile, user and hints "
+    "(blind), or with those of another user with a profile of similar length (swap; a fitted method uses the whole "
+    "state of the other user); shown_otherwise = comparisons whose user information differs from the run; difference = "
+    "accuracy of the run minus accuracy of the control, paired, with its interval: for blind, the gain from knowing "
+    "the user",
+    "benchmarks": "by benchmark, results of its own rule: rule, score (null if a required subset is missing), "
+    "figures that make up the score, details, missing subsets, and the same for each baseline; score_ci95 and "
+    f"figures_ci95: 95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by "
+    "user, or by comparison if there are no users (by N in Ties); null if undefined, if there are too few rows to draw "
+    "from, or if all resamples agree (score_ci95_reason). If several users judge the same responses, score_ci95 is the "
+    "interval of an accuracy over users and responses; it is null for a score that is not a share of comparisons, and "
+    "figures_ci95 is null",
+    "quantization": "format of the quantised weights (form), and bytes of all parameters of the model before "
+    "(bytes_unquantized) and after (bytes_held)",
+    "users_fitted_on": "users that the method was fitted on; their figures are not those of new people",
+    "history_left_out": "uninformative comparisons of the history, by reason; they are not used",
     USERS: USERS_DEFINITION,
-    "unknown_users": "users that the model was not trained with; what it learned for anybody stands for them",
-    "left_out": "comparisons that were not scored, because a response leaves no room for its prompt within the limit, "
-    f"named in {LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure",
+    "unknown_users": "users that the model was not trained on; the model uses its generic prompt or state for them",
+    "left_out": "comparisons that were not scored because a response leaves no room for the prompt within the limit, "
+    f"listed in {LEFT_OUT}: their number in total, by subset and by benchmark; no other figure includes them",
 }
-"""The meaning of what a summary has for some runs alone."""
+"""Definitions of entries that only some summaries have."""
 
 
 def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
-    """Finish a run and its controls, which follow it; return what its summary says."""
+    """Finish a run and its controls, in this order in `runs`; return the summary of the run."""
     run, *controls = runs
     job, inputs = run.job, run.job.inputs
     check_unchanged(inputs)
@@ -77,7 +76,7 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
     if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
         get("sources", "prepared text").value(
             inputs.prepared
-        )  # it was read, beside the tokens or in their place
+        )  # because text was read in addition to tokens, or instead of them
     figures: dict[str, Any] = {}
     for control in controls:
         summary = finish_run(control, baselines={})
@@ -88,8 +87,10 @@ def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
 def finish_run(
     run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put the rows of a run, which has one for each comparison, in order, write what belongs to its folder, and return
-    its summary; `controls` are the figures of each control, by its name."""
+    """Order the rows of a complete run, write its folder and return its summary.
+
+    `controls` maps the name of each control to its figures.
+    """
     job, folder = run.job, run.folder
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
@@ -124,7 +125,7 @@ def finish_run(
             inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
     more |= scorer.own_figures(inputs.comparisons)
-    # rows have users, and large data are not read again for them
+    # rows contain users, so large data need not be read again
     unknown = scorer.unknown(inputs.comparisons if scorer.adapts else rows)
     has_users = undefined is None and write_users(folder.path, rows, clusters, unknown=unknown)
     more["unknown_users"] = None if unknown is None else len(unknown)
@@ -146,7 +147,7 @@ def finish_run(
 
 
 def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, Any]:
-    """Return the figures of controls; a difference is None if the run or the control is not defined."""
+    """Return the figures of controls; a difference is None if the run or the control is undefined."""
     return {
         name: figures
         if undefined is None and figures["accuracy"] is not None

@@ -1,8 +1,8 @@
-"""Tokens of prepared comparisons as `prb prepare` writes them: the stores that `prepared_tokens` reads.
+"""Write the tokens of prepared comparisons for `prb prepare`: the stores that `prepared_tokens` reads.
 
-A store is written in parts, by any number of processes, which one process then joins, byte for byte reproducible: it
-cuts prefixes into pages, and stores equal pages once. Each part, of some thousand comparisons, is written whole by the
-process that comes first, under a lock of its own, so that a killed command goes on with the parts that are missing.
+Any number of processes write parts of `PART` comparisons; one process then joins them into a store, reproducible byte
+for byte. It cuts prefixes into pages and stores equal pages once. The first process to lock a part writes all of it,
+so a restarted command only writes the missing parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
 from prb_jax.trees.tree import Tree
 
-PART: Final = 4096  # comparisons of a part
+PART: Final = 4096  # comparisons per part
 
 _AT_A_TIME: Final = 256
 _PARTS: Final = "parts"
@@ -49,11 +49,11 @@ _PARTS: Final = "parts"
 
 @dataclass(frozen=True, kw_only=True)
 class TokensJob:
-    """What is tokenised; it can be sent to another process."""
+    """A tokenisation job, which can be sent to another process."""
 
     model: str
     loading: LoadOptions
-    view: ViewOptions  # what is asked for; the rest is as the model was trained
+    view: ViewOptions  # options not given are as in training
     folder: Path
     part: int = PART
 
@@ -63,20 +63,20 @@ class TokensJob:
 
 
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
-    """Write the trees of one split; what is there already stays.
+    """Write the trees of one split; existing parts are kept.
 
     Args:
-      job: what is tokenised.
-      split: of the sources.
-      processes: how many write parts.
+      job: Model, view and folder of the comparisons.
+      split: Split of the sources.
+      processes: Number of processes that write parts.
 
     Returns:
       The folder of the store.
 
     Raises:
-      DataError: a comparison that cannot be read or shown to the model, or an id given twice.
-      CheckpointError: the tokenizer cannot be opened.
-      RunError: the folder cannot be written.
+      DataError: A comparison cannot be read or shown to the model, or an id occurs twice.
+      CheckpointError: The tokenizer cannot be opened.
+      RunError: The folder cannot be written.
     """
     reader = job.reader()
     view = reader.view(job.view)
@@ -84,7 +84,7 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
     path = store_folder(job.folder / TOKENS, key, split=split)
     if (path / STORE).is_file():
         open_store(path)
-        shutil.rmtree(path / _PARTS, ignore_errors=True)  # of a command that was killed behind its last file
+        shutil.rmtree(path / _PARTS, ignore_errors=True)  # left by a command killed after its last file
         return path
     with writing(path):
         (path / _PARTS).mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
 
 
 def _help(job: TokensJob, split: str) -> None:
-    """In a process of its own: the first process meets every error, too, as it does what is left."""
+    """Write parts in a helper process; errors are ignored, because the first process repeats unfinished parts."""
     with contextlib.suppress(DataError, RunError):
         reader = job.reader()
         view = reader.choose_view(job.view).view
@@ -117,7 +117,7 @@ def _help(job: TokensJob, split: str) -> None:
 def _write_parts(
     job: TokensJob, comparisons: PreparedComparisons, reader: Reader, view: View, path: Path
 ) -> None:
-    """Write the parts that nobody has written or is writing; then wait for those of others, and see to what is left."""
+    """Write the parts that no process has locked; then wait for the locked parts, and write those still missing."""
     starts = range(0, len(comparisons), job.part)
     for wait in (False, True):
         for number, start in enumerate(starts):
@@ -159,7 +159,7 @@ def _read_part(file: Path) -> tuple[list[tuple[TableRow, list[list[float]]]], li
 
 
 def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], data: Any) -> None:
-    """All parts as one store."""
+    """Join all parts into one store."""
     table = ComparisonTable(Held())
     known: dict[bytes, int] = {}
     names = ("page_numbers", "prefix_lengths", "response_lengths", "read", "cuts", "checks")
@@ -175,7 +175,7 @@ def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], dat
             for row, scores in rows:
                 table.append(row, scores)
             for tree in trees:
-                whole = len(tree.prefix) // PAGE * PAGE  # tokens in whole pages
+                whole = len(tree.prefix) // PAGE * PAGE  # tokens in full pages
                 for page in tree.prefix[:whole].reshape(-1, PAGE):
                     digest = hashlib.blake2b(page.tobytes(), digest_size=16).digest()
                     if digest not in known:
@@ -206,7 +206,7 @@ def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], dat
 
 @contextlib.contextmanager
 def _growing(path: Path, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], int]]:
-    """Yields a function that adds int32 rows to an array in a file, and returns how many there are."""
+    """Yield a function that appends int32 rows to an array in a file and returns the number of rows."""
     rows = 0
     with whole_file(path) as file:
 
@@ -229,7 +229,10 @@ def _growing(path: Path, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarra
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock that dies with the process; False if another process has it. Without file locks nothing is held."""
+    """Hold a lock that ends with the process; yield False if another process holds it.
+
+    On a file system without locks, nothing is locked and the result is True.
+    """
     held = True
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -1,1 +1,1 @@
-"""Everything that decides what a scored model sees: tokenizer, chat template, profile, protocol."""
+"""Everything that decides the input of a scored model: tokenizer, chat template, profile, protocol."""

@@ -1,7 +1,7 @@
-"""The tokenizer of InternLM2, which its repositories bring as Python code: built from its data, no code is run.
+"""Build the tokenizer of InternLM2 from its data files, instead of running the Python code of its repositories.
 
-``tokenizer.model`` is a SentencePiece model of byte pairs: the pieces with their scores, and how blanks are treated.
-Names of special tokens, BOS and the chat template stand in ``tokenizer_config.json``.
+``tokenizer.model`` is a SentencePiece BPE model: the pieces with their scores, and the handling of blanks.
+``tokenizer_config.json`` contains the special tokens, BOS and the chat template.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def build_internlm2(folder: Path) -> Any:
-    """The tokenizer of such a folder, as one of transformers.
+    """Return the tokenizer of an InternLM2 folder as a transformers tokenizer.
 
     Raises:
-      CheckpointError: a file that is broken, or does not hold what InternLM2's does.
+      CheckpointError: A file is broken, or differs from the format of InternLM2.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -34,11 +34,11 @@ def build_internlm2(folder: Path) -> Any:
     model = messages.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
-        # SentencePiece does not use a piece that is the null character, but the byte of that value.
+        # SentencePiece ignores a piece that is the null character and uses the byte piece of this value.
         names = ["<unused null>" if piece.piece == _NULL else piece.piece for piece in model.pieces]
         if not names or model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ValueError("it holds none")
-    except Exception as error:  # protobuf has a class of its own, by its version
+    except Exception as error:  # the class depends on the version of protobuf
         raise CheckpointError(
             f"{path}: cannot be read as a SentencePiece model of byte pairs: {error}"
         ) from error
@@ -89,7 +89,7 @@ def build_internlm2(folder: Path) -> Any:
 
 
 def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Pairs of pieces that form a piece, the piece of the highest score first."""
+    """Return all pairs of pieces that form a piece, sorted by the score of the piece, highest first."""
     splits = (
         (piece.score, piece.piece[:cut], piece.piece[cut:])
         for piece in pieces

@@ -1,4 +1,4 @@
-"""A tokenizer made from the training data, for models that are trained from scratch."""
+"""Train a tokenizer on the training data, for models trained from scratch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
-"""Turns between special tokens; no BOS."""
+"""Each turn is enclosed in special tokens; there is no BOS."""
 
-MOST_TEXTS = 200_000  # texts that are looked at, evenly spaced: more hardly change which merges are frequent
+MOST_TEXTS = 200_000  # texts to train on, evenly spaced: more texts hardly change the frequent merges
 
 
 def training_texts(comparisons: Sequence[Comparison], *, profiles: bool) -> list[str]:
-    """The distinct texts that a model sees of these comparisons, without template, in order."""
+    """Return the distinct texts of comparisons that a model sees, without template, in order; at most `MOST_TEXTS`."""
     texts: dict[str, None] = {}
     for comparison in comparisons:
         texts.update((message.content, None) for message in comparison.prompt)
@@ -33,12 +33,12 @@ def training_texts(comparisons: Sequence[Comparison], *, profiles: bool) -> list
 
 
 def train_tokenizer(texts: Iterable[str], folder: str | Path, *, vocab_size: int) -> Path:
-    """Trains a byte-level BPE on `texts` and writes it to `folder` in the Hugging Face layout.
+    """Train a byte-level BPE on `texts` and write it to `folder` in the Hugging Face layout.
 
     Args:
-      texts: what to learn from; any other text can be tokenised too, byte by byte where need be.
-      folder: made if it does not exist.
-      vocab_size: at most so many ids; fewer where the texts hold no more to merge.
+      texts: Training texts. The tokenizer can encode any other text too, byte by byte if necessary.
+      folder: Output folder, created if it does not exist.
+      vocab_size: Maximum number of ids; the tokenizer has fewer if the texts have no more merges.
 
     Returns:
       The folder. The same texts give the same ids.
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], folder: str | Path, *, vocab_size: int
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
-    # Digits one by one and words with their blank: as GPT-2 and its many followers do.
+    # Single digits, and words with their leading blank, as in GPT-2 and its successors.
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

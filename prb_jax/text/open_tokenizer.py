@@ -1,6 +1,6 @@
-"""Tokenizers of transformers: opened without running code, refused where their files are hostile, and called.
+"""Open and call transformers tokenizers, without running code, and with an error for hostile files.
 
-Where a text may be cut, so that its parts have the ids of the whole, is found here too.
+This module also finds the places where a text can be cut without changing its ids.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from prb_jax.seams import BUILTIN, get
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _MOST_IDS = 2**31  # ids are int32
 _MOST_GROWTH = 100
-"""How many times as long a text may be after the normaliser; those of known models at most double it."""
+"""Maximum growth factor of a text in the normaliser; normalisers of known models at most double it."""
 RECENT_CHARACTERS = 1 << 24
-"""Of texts whose ids are kept; a token has about four."""
-_LONGEST_MAPPED = 64  # bytes that one character may become in a table of SentencePiece; in its own at most 33
+"""Characters of texts in the cache of token ids; a token has about four."""
+_LONGEST_MAPPED = 64  # maximum bytes per character in a SentencePiece table; its own tables use at most 33
 
 
 def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
-    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing.
+    """Return the transformers tokenizer of a folder or hub id, with truncation and padding off.
 
     Raises:
-      CheckpointError: it cannot be loaded, or not without running code from its repository.
+      CheckpointError: It cannot be loaded, or only by running code from its repository.
     """
     from transformers import AutoTokenizer
 
@@ -49,7 +49,7 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
 
 
 def class_without_code(folder: Path) -> str | None:
-    """The class of a folder's tokenizer, if its files need code of their repository that this package replaces."""
+    """Return the tokenizer class of a folder if this package replaces the class's repository code; else None."""
     if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").is_file():
         return None
     config = read_json(folder / "tokenizer_config.json", error=CheckpointError, optional=True)
@@ -58,14 +58,14 @@ def class_without_code(folder: Path) -> str | None:
 
 
 def checked_tokenizer(tokenizer: Any, name: str) -> Any:
-    """Return a transformers tokenizer after it is changed to cut nothing off and pad nothing.
+    """Check a transformers tokenizer, turn its truncation and padding off, and return it.
 
     Raises:
-      CheckpointError: it needs code of its repository, has no vocabulary, or is hostile.
+      CheckpointError: It needs code of its repository, lacks a vocabulary, or is hostile.
     """
     vocabulary = tokenizer.get_vocab()
     if set(vocabulary.values()) <= set(tokenizer.all_special_ids):
-        # transformers makes up an empty tokenizer for some model types rather than miss the files.
+        # For some model types transformers builds an empty tokenizer if the files are missing.
         raise _no_tokenizer(name)
     if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
         raise CheckpointError(
@@ -94,7 +94,7 @@ def checked_tokenizer(tokenizer: Any, name: str) -> Any:
                 stacklevel=2,
             )
             backend.model.dropout = None
-        # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.
+        # A tokenizer.json can turn on truncation or padding; every cut must be counted.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
@@ -110,7 +110,7 @@ def _no_tokenizer(name: str) -> CheckpointError:
 
 @contextlib.contextmanager
 def _failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn any error of a tokenizer into one line; a panic of the `tokenizers` library is no `Exception`."""
+    """Turn any error of a tokenizer into one line; a panic of `tokenizers` is not an `Exception`."""
     try:
         yield
     except CheckpointError:
@@ -119,15 +119,15 @@ def _failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = first_line(error)
-        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # records have none
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # never from records
             reason = "the chat template writes half of a surrogate pair, which is not text"
         raise CheckpointError(f"{what}: {reason}") from error
 
 
 def _growth(normalizer: Any) -> float:
-    """How many times as long a text may be after a normaliser of the `tokenizers` library, at most.
+    """Return an upper bound for the growth factor of a text in a normaliser of the `tokenizers` library.
 
-    Unicode's own normal forms and cases are not counted: applied twice they change nothing further.
+    Unicode normal forms and case changes are not counted, because repeating them changes nothing.
     """
     if normalizer is None:
         return 1.0
@@ -154,10 +154,10 @@ def _growth(normalizer: Any) -> float:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    """Ids of each text as it stands, int32, with no special token added and none cut off.
+    """Return the ids of each text, int32, without adding special tokens and without truncation.
 
     Raises:
-      CheckpointError: the tokenizer breaks down on one of them.
+      CheckpointError: The tokenizer fails on a text.
     """
     if not texts:
         return []
@@ -174,7 +174,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer puts before and after a text when it adds special tokens."""
+    """Return the ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
     with _failures(f"{name}: tokenizer.json: the tokenizer breaks down"):
         plain, full = (
@@ -189,21 +189,21 @@ def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int,
 
 
 def place_of(run: Sequence[int], ids: Sequence[int], start: int = 0) -> int | None:
-    """Where a run of ids first stands among others, from a place on."""
+    """Return the first index at or after `start` at which `run` occurs in `ids`; None if it does not."""
     places = range(start, len(ids) - len(run) + 1)
     return next((place for place in places if ids[place : place + len(run)] == run), None)
 
 
 def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
-    """The tokens occurring in the rendered text `probe` before which a text may be cut.
+    """Return the special tokens in the rendered text `probe` before which a text can be cut.
 
-    A tokenizer first looks for its added tokens and then normalises, splits and encodes what stands between them, each
-    stretch by itself. So the ids before and after a special token do not depend on each other, and the conversations
-    of a person, which share thousands of tokens of prompt, need those tokenised only once. This holds for tokens that
-    match the text as it stands (`special`, not `normalized`, not `single_word`), take no neighbouring blanks with
-    them (neither `lstrip` nor `rstrip`), and cannot be hidden by an overlapping added token.
+    A tokenizer first finds its added tokens, then normalises, splits and encodes each stretch between them separately.
+    So the ids before and after a special token do not depend on each other. The conversations of a person share
+    thousands of prompt tokens, which then are tokenised only once. This holds for tokens that match the text exactly
+    (`special`, not `normalized`, not `single_word`), include no neighbouring blanks (neither `lstrip` nor `rstrip`),
+    and cannot be hidden by an overlapping added token.
 
-    Empty where the tokenizer is not one of the `tokenizers` library, whose rules these are.
+    These are the rules of the `tokenizers` library; for other tokenizers the result is empty.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.encode_special_tokens:
@@ -229,18 +229,18 @@ def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
 
 
 class RecentStretches:
-    """The ids of stretches of text that were tokenised lately, in at most twice :data:`RECENT_CHARACTERS`."""
+    """Cache of the ids of recent stretches of text, at most twice :data:`RECENT_CHARACTERS` characters."""
 
     def __init__(self) -> None:
         self._recent: dict[str, np.ndarray] = {}
         self._older: dict[str, np.ndarray] = {}
-        self._characters = 0  # of the recent ones
+        self._characters = 0  # characters in `_recent`
 
     def ids(
         self, stretches: Iterable[str], tokenize: Callable[[list[str]], list[np.ndarray]]
     ) -> dict[str, np.ndarray]:
         """Return the ids of each distinct stretch; only new ones are tokenised."""
-        recent, older = self._recent, self._older  # another thread may exchange them
+        recent, older = self._recent, self._older  # another thread may swap them
         stretches = dict.fromkeys(stretches)
         new = [text for text in stretches if text not in recent and text not in older]
         ids = dict(zip(new, tokenize(new), strict=True))

@@ -1,4 +1,4 @@
-"""Prompt and response as a pair of texts: what encoders with a classifier read, as BERT's next sentence."""
+"""Tokenise prompt and response as a pair of texts, for encoders with a classifier, as in BERT's next sentence task."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from prb_jax.records.conversation import Message
 from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 
-TURN_SEPARATOR = "\n\n"  # between the turns of a prompt with several, a system message among them
+TURN_SEPARATOR = "\n\n"  # between the turns of a prompt, including a system message
 
 
 @dataclass(frozen=True, eq=False)
 class PairTokenizer(TokenizerIds):
     """A transformers tokenizer used for pairs. Build with :func:`load_pair_tokenizer`."""
 
-    name: str  # the folder or hub id it was loaded from
+    name: str  # folder or hub id
     tokenizer: Any = field(repr=False)
-    before: tuple[int, ...]  # ids around the two texts, as ``[CLS] prompt [SEP] response [SEP]``
+    before: tuple[int, ...]  # ids around the two texts, e.g. ``[CLS] prompt [SEP] response [SEP]``
     between: tuple[int, ...]
     after: tuple[int, ...]
 
     @property
     def template_hash(self) -> str:
-        """ "sha256:..." of how a pair is put together."""
+        """ "sha256:..." of the format of a pair: the special ids and the turn separator."""
         rule = f"pair {self.before} {self.between} {self.after} {TURN_SEPARATOR!r}"
         return f"sha256:{hashlib.sha256(rule.encode()).hexdigest()}"
 
     def texts(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """The two texts of a conversation: what comes before its last message, and that message.
+        """Return the two texts of a conversation: the prompt, and the last message.
 
         Raises:
-          DataError: tools, tool calls or thoughts, for which there is no place.
+          DataError: The conversation has tools, tool calls or thoughts, which a pair of texts cannot represent.
         """
         plain = all(message.role in ("system", "user", "assistant") for message in messages)
         if messages[0].context or not plain or any(message.fields for message in messages):
@@ -49,13 +49,13 @@ class PairTokenizer(TokenizerIds):
         return TURN_SEPARATOR.join(message.content for message in messages[:-1]), messages[-1].content
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text as it stands, int32, with no special token added and none cut off."""
+        """Return the ids of each text, int32, without adding special tokens and without truncation."""
         return tokenize(self.tokenizer, texts)
 
     def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
-        """Ids of every conversation; those of a group share their prompt, which is tokenised once.
+        """Return the ids of every conversation; each distinct text, e.g. a shared prompt, is tokenised once.
 
-        A prompt is the contents of its messages, with a blank line between two of them.
+        The text of a prompt is the contents of its messages, separated by blank lines.
         """
         pairs = [[self.texts(conversation) for conversation in group] for group in groups]
         distinct = list(dict.fromkeys(text for group in pairs for pair in group for text in pair))
@@ -66,15 +66,15 @@ class PairTokenizer(TokenizerIds):
         ]
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of one conversation."""
+        """Return the ids of one conversation."""
         return self.encode_together([[messages]])[0][0].tolist()
 
 
 def load_pair_tokenizer(path_or_id: str | Path) -> PairTokenizer:
-    """Loads a tokenizer and finds out what it puts around two texts.
+    """Load a tokenizer and find the special ids that it puts around two texts.
 
     Raises:
-      CheckpointError: the tokenizer cannot be loaded, or does not put a pair together from its two texts.
+      CheckpointError: The tokenizer cannot be loaded, or a pair is not its two texts with special ids around them.
     """
     name = str(path_or_id)
     tokenizer = open_tokenizer(name)

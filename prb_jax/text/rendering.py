@@ -1,9 +1,9 @@
-"""Rendering of chat templates, which are programs of strangers: each rendering has a budget.
+"""Render chat templates, which are untrusted programs, with a budget for each rendering.
 
-The environment is the one that transformers gives templates: Jinja's sandbox, blocks trimmed, ``break`` and
-``continue``, ``tojson``, ``raise_exception``, the tag ``generation``. Beside it every iteration, call, filter and
-operation is charged for the data that it handles, and what would become too large is refused before it is made.
-Charges are counts, so a template that renders here renders on every machine.
+The environment matches transformers: Jinja's sandbox, trimmed blocks, ``break`` and ``continue``, ``tojson``,
+``raise_exception`` and the tag ``generation``. In addition, every iteration, call, filter and operation costs steps in
+proportion to its data, and a value that would be too large raises an error before it is built. Costs are counts, not
+times, so a template that renders here renders on every machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-_MOST_STEPS = 1_000_000  # for one conversation; a usual template takes about ten a message
+_MOST_STEPS = 1_000_000  # for one conversation; a usual template takes about ten per message
 _LARGEST = 1 << 25  # characters and elements of one value
 _LONGEST_TEMPLATE = 1 << 18
 _LONGEST_NUMBER = 4096  # bits
 _STEP_CHARACTERS = 256
-# What they make can be larger than all that they are given: at most as the product.
+# Filters and methods with results larger than their inputs, at most the product of their sizes.
 _GROWING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "join", "tojson", "round"})
 _NOT_OFFERED = (
     "batch",
@@ -47,11 +47,11 @@ _SPEC = re.compile(r"%[^%a-zA-Z]*")
 
 @functools.lru_cache(maxsize=8)
 def compile_template(text: str) -> Callable[..., str]:
-    """The function that renders a template with the given variables.
+    """Return a function that renders a template with the given variables.
 
     Raises:
-      jinja2.TemplateError: it is no template, or longer than any sensible one; the function raises it, or any
-        other exception, for what a template does wrong.
+      jinja2.TemplateError: The text is not a valid template, or is too long. The function raises it, or any other
+        exception, for errors of the template.
     """
     if len(text) > _LONGEST_TEMPLATE:
         raise jinja2.TemplateError(f"expected at most {_LONGEST_TEMPLATE:,} characters, found {len(text):,}")
@@ -79,7 +79,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._charged(name, made) for name, made in filters.items()}
         self.tests = {name: self._charged(name, made) for name, made in self.tests.items()}
 
-        @pass_context  # nothing is computed while compiling
+        @pass_context  # keeps Jinja from evaluating constants while compiling
         def finalize(context: Any, value: Any) -> Any:
             return self.spend(value)
 
@@ -94,7 +94,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise jinja2.TemplateError(f"the template takes more than {_MOST_STEPS:,} steps")
 
     def spend(self, value: Any) -> Any:
-        """The value itself, after paying for its size."""
+        """Pay for the size of a value and return the value."""
         self.size(value)
         return value
 
@@ -103,7 +103,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(map(str, values))
 
     def size(self, value: Any) -> int:
-        """Characters and elements of a value, those of shared parts counted as often as they would be printed."""
+        """Pay for and return the characters and elements of a value; shared parts count each time they occur."""
         if value is None or isinstance(value, bool):
             self.step()
             return 1
@@ -164,7 +164,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         @functools.wraps(made)
         def charged(*args: Any, **kwargs: Any) -> Any:
             if name in ("length", "count") and isinstance(args[first], list | str):
-                self.step()  # asked of all messages at each of them
+                self.step()  # constant cost, because templates call it for all messages at each message
                 return made(*args, **kwargs)
             self._check(name, args[first], args[first + 1 :], kwargs)
             return self.spend(made(*args, **kwargs))
@@ -172,7 +172,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return charged
 
     def _check(self, name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Pays for what an operation is given, and refuses it where it could make far more of it."""
+        """Pay for the arguments of an operation; raise an error if its result could be too large."""
         given = [*args, *kwargs.values()]
         length, others = self.size(subject), sum(map(self.size, given))
         if name in _GROWING:
@@ -202,7 +202,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Puts a step into every body that can run again, and payment around what no hook of the sandbox sees."""
+    """Add a step to every body that can repeat, and payment to expressions that no sandbox hook sees."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         node.iter = _own("spend", node.iter)
@@ -246,7 +246,7 @@ def _own(name: str, *args: nodes.Node) -> nodes.Call:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant says; the text is the same without."""
+    """``{% generation %}`` marks the assistant's text; it does not change the rendered text."""
 
     tags = {"generation"}  # noqa: RUF012 - as in Jinja
 
@@ -257,7 +257,7 @@ class _Generation(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """Names with an underscore in front belong to Python."""
+    """A Jinja namespace without names that start with an underscore, which belong to Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(args[0], {})

@@ -1,7 +1,7 @@
-"""Chat templates as text: which one is used, its identity, the clock it must not read, and rules beside it.
+"""Chat templates: choice, fingerprint, a fixed date, and additional rules of reward models.
 
-Some templates print today's date. A reward must not change with the day it is computed on, so a
-template that reads the clock is given a fixed one.
+Some templates print today's date. A reward must not change from day to day, so a template that reads the clock gets a
+fixed date.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, quote, short_repr
 
-PLAIN = "plain"  # name of the built-in template for models that have none
+PLAIN = "plain"  # name of the built-in template, for models without one
 
 PLAIN_TEMPLATE = (
     "{% if bos_token is defined and bos_token %}{{ bos_token }}{% endif %}"
@@ -30,7 +30,7 @@ PLAIN_TEMPLATE = (
 """`User: ...`, a blank line, `Assistant: ...`, between the tokenizer's BOS and EOS."""
 
 FIXED_DATE = datetime(2024, 7, 26)
-"""The day shown by templates that print one: the default date of the Llama 3.1 template."""
+"""Date for templates that print one: the default date of the Llama 3.1 template."""
 
 _CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"]*)(?P=quote)\s*\)")
 
@@ -39,12 +39,10 @@ _CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"]
 class Template:
     """A chat template ready for rendering."""
 
-    text: str  # the Jinja text that is rendered, with its clock fixed where it reads one
+    text: str  # Jinja text, with a fixed date if it reads the clock
     hash: str  # "sha256:..." of `text`, and of the variables if there are any
-    reads_clock: bool  # it asks for the current date (answered with FIXED_DATE)
-    variables: tuple[
-        tuple[str, Any], ...
-    ] = ()  # that the template reads beside the messages, as enable_thinking
+    reads_clock: bool  # True if it asks for the current date and gets FIXED_DATE
+    variables: tuple[tuple[str, Any], ...] = ()  # further inputs of the template, e.g. enable_thinking
 
     __repr__ = short_repr
 
@@ -52,8 +50,8 @@ class Template:
         """Return the template with values for variables that it reads.
 
         Raises:
-          CheckpointError: the template does not read a variable of this name, so its value would change nothing; or it
-            is one that every conversation has.
+          CheckpointError: The template does not read a variable, so the value would have no effect; or every
+            conversation sets the variable.
         """
         for name in variables:
             read = re.search(rf"(?<![\w.'\"-]){re.escape(name)}(?!\w)", self.text)
@@ -70,14 +68,16 @@ class Template:
 
 
 def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) -> Template:
-    """The template to use: the tokenizer's own, or the one asked for.
+    """Return the requested template, or the tokenizer's own.
 
     Args:
-      chat_template: None for the tokenizer's own, "plain", the name of one of several that the
-        tokenizer brings, a file, or the Jinja text itself.
+      tokenizer: A transformers tokenizer.
+      chat_template: None for the tokenizer's own template, "plain", the name of one of the tokenizer's templates, a
+        file, or the Jinja text.
+      where: Start of error messages.
 
     Raises:
-      CheckpointError: no template, no such file, or one whose use of the clock cannot be fixed.
+      CheckpointError: There is no template or no such file, or the template's use of the clock cannot be fixed.
     """
     if chat_template is None:
         try:
@@ -112,13 +112,13 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
 
 
 def fix_clock(text: str, *, where: str) -> str:
-    """`text` with a macro in front that answers every call of `strftime_now` with :data:`FIXED_DATE`.
+    """Return `text` after a macro that answers every call of `strftime_now` with :data:`FIXED_DATE`.
 
-    Templates reach the clock through this one function of the rendering environment; a macro of
-    the same name hides it. The text is returned as it is when it does not mention the function.
+    Templates read the clock only through this function; a macro of the same name hides it. A text without the function
+    is returned unchanged.
 
     Raises:
-      CheckpointError: the date format is computed by the template, so its answers cannot be listed.
+      CheckpointError: The template computes the date format, so the macro cannot list the answers.
     """
     if "strftime_now" not in text:
         return text
@@ -132,38 +132,38 @@ def fix_clock(text: str, *, where: str) -> str:
     cases = "".join(
         f"{{% if format == '{form}' %}}{FIXED_DATE.strftime(form)}{{% endif %}}" for form in formats
     )
-    # Templates are rendered with trim_blocks: the newline after a block tag vanishes, and what
-    # follows still stands at the start of a line, where lstrip_blocks expects it.
+    # trim_blocks removes the newline after a block tag, so the template still begins at the start of a
+    # line, where lstrip_blocks expects it.
     return f"{{% macro strftime_now(format) %}}{cases}{{% endmacro %}}\n{text}"
 
 
 PLACEHOLDERS = ("image_token_id", "video_token_id")
-"""Fields of ``config.json`` with the ids that stand for what is not text."""
+"""Fields of ``config.json`` with placeholder ids for images and videos."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRules:
-    """What some reward models need beside their chat template: a last token, a mark after the response."""
+    """Rules that some reward models need beyond their chat template: a last token, or a suffix of the response."""
 
     append: Literal["cls_token", "given"] | None = None
-    """A token that ends every conversation, unless it does already: the ``cls_token`` of the tokenizer, or ``given``,
-    which is `append_id`."""
-    append_id: int | None = None  # the token's id; of the ``cls_token`` for tokenizers that have none
-    suffix: str = ""  # text that ends every response, unless it does already
+    """Last token of every conversation, appended if missing: the tokenizer's ``cls_token``, or `append_id` if "given".
+    """
+    append_id: int | None = None  # id of the last token; fallback for a tokenizer without ``cls_token``
+    suffix: str = ""  # last text of every response, appended if missing
     suffix_id: int | None = None
-    """The one id that the tokenizer must have for the suffix; without a text, the id of the suffix itself."""
-    template: str | None = None  # chat template for tokenizers that bring none
-    templates: tuple[tuple[str, str], ...] = ()  # further chat templates by name, to be asked for
+    """The single id that the tokenizer must have for the suffix; without a text, the id of the suffix itself."""
+    template: str | None = None  # chat template for tokenizers without one
+    templates: tuple[tuple[str, str], ...] = ()  # further chat templates that a user can choose by name
     replaced: tuple[tuple[str, str], ...] = ()
-    """Chat templates that stand in for a tokenizer's own, each after a mark that the own one holds: the tokenizer is
-    borrowed from a language model, and the reward model was trained on another rendering."""
+    """(mark, template) pairs: the template replaces a tokenizer's own template that contains the mark. The tokenizer
+    comes from a language model, and the reward model was trained with another template."""
 
     def chat_template(self, tokenizer: Any, asked: str | None) -> str | None:
-        """The chat template to use instead of the tokenizer's own; None for that one.
+        """Return the chat template that replaces the tokenizer's own; None to keep it.
 
         Args:
-          tokenizer: of transformers.
-          asked: what the user names: one of ``templates``, else returned as it is.
+          tokenizer: A transformers tokenizer.
+          asked: The user's choice: a name in ``templates``; any other value is returned unchanged.
         """
         if asked is not None:
             return dict(self.templates).get(asked, asked)
@@ -173,10 +173,10 @@ class TextRules:
         return next((text for mark, text in self.replaced if mark in str(template)), None)
 
     def last_token(self, tokenizer: Any, *, where: str) -> int | None:
-        """Return the id of the token that ends every conversation, or None.
+        """Return the id of the last token of every conversation, or None.
 
         Raises:
-          CheckpointError: the tokenizer has no such token.
+          CheckpointError: The token is missing from the tokenizer.
         """
         if self.append is None:
             return None
@@ -190,11 +190,11 @@ class TextRules:
         return int(token)
 
     def checked_suffix(self, tokenizer: Any, *, where: str) -> str:
-        """Return the suffix that is put behind a conversation, checked against the tokenizer.
+        """Return the suffix of responses after checking that it is one token of the tokenizer.
 
         Raises:
-          CheckpointError: it is not the one token that the model was trained with, or is known by its id only and
-            is no added token: such a token can merge with the text around it.
+          CheckpointError: The tokenizer does not encode the suffix as the token that the model was trained with, or
+            the token is known only by its id and is not an added token, so it can merge with the text around it.
         """
         if not self.suffix and self.suffix_id is not None:
             texts = {number: text for text, number in tokenizer.get_added_vocab().items()}
@@ -213,4 +213,4 @@ class TextRules:
         return self.suffix
 
 
-PLAIN_RULES = TextRules()  # the chat template alone
+PLAIN_RULES = TextRules()  # only the chat template

@@ -1,9 +1,8 @@
-"""A tokenizer with its chat template: conversations in, token ids out, in one tokenisation.
+"""A tokenizer with its chat template turns conversations into token ids, in one tokenisation.
 
-The rendered template is tokenised as it stands, without adding special tokens again, which is what
-`apply_chat_template(tokenize=True)` of transformers does. Tokenising it with special tokens, as many
-scripts do, writes BOS twice wherever template and tokenizer both add one; only the `paper` protocol
-does that here.
+The rendered template is tokenised without adding special tokens, like `apply_chat_template(tokenize=True)` of
+transformers. Many scripts add special tokens, which writes BOS twice if both template and tokenizer add one. Here only
+the `paper` protocol does so.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an
 
 
 class TokenizerIds:
-    """What a transformers tokenizer, held as ``tokenizer``, says of its ids."""
+    """Ids of the transformers tokenizer in the attribute ``tokenizer``."""
 
     tokenizer: Any
 
@@ -57,30 +56,30 @@ class TokenizerIds:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
+        """Number of embedding rows for all ids of this tokenizer: its largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
 
 @dataclass(frozen=True, eq=False)
 class ChatTokenizer(TokenizerIds):
-    """A transformers tokenizer and the chat template it is used with. Build with `load_tokenizer`."""
+    """A transformers tokenizer with its chat template. Build with `load_tokenizer`."""
 
-    name: str  # the folder or hub id it was loaded from
+    name: str  # folder or hub id
     template: Template
     tokenizer: Any = field(repr=False)
     cut_tokens: tuple[str, ...] = ()
-    """Special tokens before which a rendered text may be cut and tokenised in parts: no id changes by it."""
+    """Special tokens before which a rendered text can be cut and tokenised in parts without changing ids."""
     added_before: tuple[int, ...] = ()
-    """The special tokens that the tokenizer adds around a text when asked to (the `paper` protocol asks)."""
+    """Special tokens that the tokenizer adds around a text on request (the `paper` protocol requests them)."""
     added_after: tuple[int, ...] = ()
-    ends_with: int | None = None  # a token that is put after every conversation that does not end in it
-    response_suffix: str = ""  # text that ends the last message of every conversation, likewise
+    ends_with: int | None = None  # last token of every conversation, appended if missing
+    response_suffix: str = ""  # end of the last message of every conversation, appended if missing
 
     __repr__ = short_repr
 
     @property
     def template_hash(self) -> str:
-        """ "sha256:..." of the template text in use, and of what is put after it."""
+        """ "sha256:..." of the template, and of the last token and the response suffix if there are any."""
         if self.ends_with is None and not self.response_suffix:
             return self.template.hash
         rules = f"{self.template.hash} ends_with={self.ends_with} suffix={self.response_suffix!r}"
@@ -88,20 +87,21 @@ class ChatTokenizer(TokenizerIds):
 
     @cached_property
     def largest_plain_id(self) -> int:
-        """The largest id of its vocabulary without the tokens that were added to it; -1 if there are only those."""
+        """Largest id of the vocabulary without added tokens; -1 if all tokens are added ones."""
         added = self.tokenizer.get_added_vocab()
         return max((i for token, i in self.tokenizer.get_vocab().items() if token not in added), default=-1)
 
     def render(
         self, conversations: Sequence[Sequence[Message]], *, generation_prompt: bool = False
     ) -> list[str]:
-        """The template's text for each conversation.
+        """Return the rendered text of each conversation.
 
         Args:
-          generation_prompt: asks the template to open the assistant's turn; not every template does.
+          conversations: Messages of each conversation.
+          generation_prompt: If True, ask the template to open the assistant's turn; some templates ignore this.
 
         Raises:
-          RenderError: the template refuses a conversation; its `conversation` tells which.
+          RenderError: The template refuses a conversation; `conversation` of the error is its index.
         """
         texts = []
         for number, messages in enumerate(conversations):
@@ -127,7 +127,7 @@ class ChatTokenizer(TokenizerIds):
         return text
 
     def _check_known(self, messages: Sequence[Message], context: Mapping[str, Any]) -> None:
-        """Raise DataError for what the template does not know."""
+        """Raise DataError for a field, tool or argument that the template does not read."""
         said = {name for message in messages for name in message.as_dict() if name in SPOKEN_FIELDS}
         arguments = {f"chat_template_kwargs.{name}" for name in context.get("chat_template_kwargs", ())}
         tools = {"tools"} & context.keys()
@@ -139,12 +139,12 @@ class ChatTokenizer(TokenizerIds):
 
     @cached_property
     def _words(self) -> frozenset[str]:
-        """The words of the template, among them the names of the fields that it reads."""
+        """Words of the template, including the names of the fields that it reads."""
         return frozenset(re.findall(r"\w+", self.template.text))
 
     @cached_property
     def turn_marks(self) -> tuple[str, ...]:
-        """Special tokens that the template writes before a message of the user: a text with one is rendered already."""
+        """Special tokens that the template writes before a user message; texts with one are already rendered."""
         text = self.render([_PROBE])[0]
         before = text[: text.index(_PROBE[0].content)]
         edges = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
@@ -154,7 +154,7 @@ class ChatTokenizer(TokenizerIds):
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template reads a content that is a list of parts."""
+        """True if the template can read a content that is a list of parts."""
         part = {"role": "user", "content": [{"type": "text", "text": _PROBE[0].content}]}
         try:
             with_parts = self._written([part, _PROBE[1].as_dict()], {}, False)
@@ -182,18 +182,18 @@ class ChatTokenizer(TokenizerIds):
         return compile_template(self.template.text)(messages=spoken, **given)
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text as it stands, int32, with no special token added and none cut off."""
+        """Return the ids of each text, int32, without adding special tokens and without truncation."""
         return tokenize(self.tokenizer, texts)
 
     def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
-        """Ids of every conversation, where those of one group share most of their text.
+        """Return the ids of every conversation; the conversations of a group share most of their text.
 
-        The same ids as `encode` gives for each one alone. What stands between two special tokens is tokenised once,
-        also if a later call has it again: a profile with another question, a response with another profile.
+        The ids are the same as from `encode`. Text between two special tokens is tokenised once, even if a later call
+        repeats it, e.g. a profile with another question, or a response with another profile.
 
         Raises:
-          RenderError: the template refuses a conversation, numbered through all groups.
-          CheckpointError: the template writes BOS twice.
+          RenderError: The template refuses a conversation; its index counts through all groups.
+          CheckpointError: The template writes BOS twice.
         """
         texts = self.render([conversation for group in groups for conversation in group])
         if self.cut_tokens:
@@ -213,16 +213,16 @@ class ChatTokenizer(TokenizerIds):
         return RecentStretches()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of one whole conversation: the rendered template in one tokenisation.
+        """Return the ids of one whole conversation: the rendered template in one tokenisation.
 
         Raises:
-          DataError: the template refuses the conversation.
-          CheckpointError: the template writes BOS twice.
+          DataError: The template refuses the conversation.
+          CheckpointError: The template writes BOS twice.
         """
         return self.encode_together([[messages]])[0][0].tolist()
 
     def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
-        """`ids` cut to leave room for, and then surrounded by, the tokens the tokenizer adds."""
+        """Return `ids`, cut to `max_length` with the tokens around them that the tokenizer adds."""
         if max_length is not None:
             room = max(max_length - len(self.added_before) - len(self.added_after), 0)
             if len(ids) > room:
@@ -237,7 +237,7 @@ class ChatTokenizer(TokenizerIds):
         return np.append(ids, np.int32(self.ends_with))
 
     def check_ids(self, ids: np.ndarray) -> None:
-        """Raise CheckpointError where there is no token, or the template wrote BOS twice at the start."""
+        """Raise CheckpointError if there are no ids, or if the template wrote BOS twice at the start."""
         if not len(ids):
             raise CheckpointError(
                 f"{self.name}: the chat template and the tokenizer give a text without a token; expected BOS or a text"
@@ -251,7 +251,7 @@ class ChatTokenizer(TokenizerIds):
 
 
 class RenderError(DataError):
-    """A chat template refuses a conversation. `conversation` is its number within the call."""
+    """A chat template refuses a conversation. `conversation` is its index within the call."""
 
     def __init__(self, conversation: int, roles: list[str], name: str, error: Exception) -> None:
         self.conversation = conversation
@@ -267,18 +267,19 @@ def load_tokenizer(
     template_variables: Mapping[str, Any] | None = None,
     rules: TextRules = PLAIN_RULES,
 ) -> ChatTokenizer:
-    """Loads a tokenizer and fixes the chat template it is used with.
+    """Load a tokenizer and choose its chat template.
 
     Args:
       source: Folder, hub id, or tokenizer of transformers, which is copied.
-      chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
-        name of one of the rules' templates; a file with a Jinja template, or its text.
-      template_variables: Values of variables that the template reads, as enable_thinking.
-      rules: what the model needs beside the template.
+      revision: Branch, tag or commit of a hub id.
+      chat_template: None for the tokenizer's own template, or the template of the rules; "plain" for the built-in
+        format; the name of one of the rules' templates; a file with a Jinja template, or its text.
+      template_variables: Values of variables that the template reads, e.g. enable_thinking.
+      rules: Rules of the model beyond the template.
 
     Raises:
-      CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
-        no chat template, or its template fails on a plain exchange, writes BOS twice, or reads no such variable.
+      CheckpointError: The tokenizer needs to run code from its repository, cannot be loaded, or lacks a chat template;
+        or the template fails on a plain exchange, writes BOS twice, or does not read a given variable.
     """
     if isinstance(source, str | Path):
         name = str(source)
@@ -317,14 +318,14 @@ def load_tokenizer(
 
 
 def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[str]:
-    """Return each conversation as text up to where the assistant's answer begins.
+    """Return the text of each conversation up to the start of the assistant's answer.
 
-    The template is asked to open the assistant's turn. Where it does not know that request, the text is that of the
-    conversation with an answer, up to this answer.
+    The template is asked to open the assistant's turn. If it ignores this request, a conversation with an answer is
+    rendered and cut before the answer.
 
     Raises:
-      RenderError: the template refuses a conversation; its ``conversation`` tells which.
-      CheckpointError: the template does not write an answer as it is.
+      RenderError: The template refuses a conversation; ``conversation`` of the error is its index.
+      CheckpointError: The template changes the text of an answer.
     """
     opened = chat.render(conversations, generation_prompt=True)
     closed = chat.render(conversations)
@@ -344,8 +345,8 @@ def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message
     """Return the token ids of :func:`prompt_texts`, int32, each text in one tokenisation.
 
     Raises:
-      RenderError: as :func:`prompt_texts`.
-      CheckpointError: as :func:`prompt_texts`; or a prompt without a token, or with BOS twice.
+      RenderError: Errors of :func:`prompt_texts`.
+      CheckpointError: Errors of :func:`prompt_texts`; or a prompt is empty or has BOS twice.
     """
     encoded = chat.tokenize(prompt_texts(chat, conversations))
     for ids in encoded:
@@ -354,7 +355,7 @@ def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message
 
 
 def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
-    """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
+    """Return a sentence on the first difference between two tokenizers' vocabularies; None if they are equal."""
     ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
     if ours == theirs:
         return None

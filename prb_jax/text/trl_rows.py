@@ -1,4 +1,4 @@
-"""Comparisons as TRL reads preference data: prompt, chosen and rejected as lists of messages, beside any columns."""
+"""Comparisons in TRL's preference format: prompt, chosen and rejected as lists of messages, with further columns."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from prb_jax.text.visible import TextProtocol, visible
 def trl_rows(
     data: str | Path | Records, *, profile_posts: int = 0, subset: str | None = None, split: str = "test"
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows for trainers of TRL, in the order of the data: one for each two responses with different labels.
+    """Yield rows for TRL's trainers, in the order of the data: one row per pair of responses with different labels.
 
     Args:
-      data: as of :func:`prb_jax.read_comparisons`.
-      profile_posts: how many posts of the profile stand in the prompt, as models see them here.
-      subset, split: as of :func:`prb_jax.read_comparisons`.
+      data: Data, as in :func:`prb_jax.read_comparisons`.
+      profile_posts: Number of profile posts in the prompt, in the format of this package.
+      subset, split: Selection, as in :func:`prb_jax.read_comparisons`.
 
     Returns:
-      Rows of `prompt`, `chosen` and `rejected`, and what the comparison has of `tools` (as JSON, which TRL reads),
-      `chat_template_kwargs`, `margin`, `user_id`, `profile`, `subset` and `category`. Private fields are left out.
+      Rows of `prompt`, `chosen` and `rejected`, with those fields of the comparison that are present: `tools` (as JSON,
+      which TRL reads), `chat_template_kwargs`, `margin`, `user_id`, `profile`, `subset` and `category`. Private fields
+      are left out.
 
     Raises:
-      DataError: as of :func:`prb_jax.read_comparisons`.
+      DataError: Errors of :func:`prb_jax.read_comparisons`, or a comparison lacks labels.
     """
     for comparison in each_comparison(data, subset=subset, split=split):
         if comparison.labels is None:

@@ -1,4 +1,4 @@
-"""How much of a comparison a model is shown: as it was trained, as a caller asks, or by default."""
+"""How much of a comparison a model sees: as in training, as the caller asks, or by default."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from prb_jax.records.options import option
 from prb_jax.records.reading import read_object
 from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
 
-TRAINED_VIEW = "prb_view.json"  # beside the `config.json` of a model that was trained here
+TRAINED_VIEW = "prb_view.json"  # next to `config.json`, in models trained by this package
 
 DEFAULT_PROFILE_POSTS = MappingProxyType({TextProtocol.DEFAULT: 10, TextProtocol.PAPER: 0})
-"""Posts of the profile where neither the caller nor the model says: the best-of-N scripts of Personalised
-RewardBench show ten, its pointwise script none."""
+"""Default number of profile posts if neither the caller nor the model gives one. The best-of-N scripts of Personalised
+RewardBench show ten posts, its pointwise script none."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a model is shown of a comparison.
+    """How a model sees a comparison.
 
     Raises:
-      DataError: a number that is too small.
+      DataError: A number is too small.
     """
 
-    profile_posts: int  # at most this many posts of the profile; 0 shows none
-    protocol: TextProtocol = TextProtocol.DEFAULT  # how text and tokens are made of it
-    # most tokens of a conversation; None for the limit of the protocol and the model
+    profile_posts: int  # maximum number of profile posts; 0 shows none
+    protocol: TextProtocol = TextProtocol.DEFAULT  # rules for text and tokens
+    # maximum tokens of a conversation; None for the limit of the protocol and the model
     max_length: int | None = None
-    # what the prompt says of the order of the posts (default protocol)
+    # claim in the prompt about the order of the posts (default protocol)
     order_claim: OrderClaim = OrderClaim.RECORDED
 
     def __post_init__(self) -> None:
@@ -45,13 +45,13 @@ class View:
 
     @property
     def wording(self) -> dict[str, str]:
-        """What a run records of the prompt's own words: the claim, where the prompt has a heading for posts."""
+        """Wording of the prompt for a run's record: the order claim, if the prompt has a heading for posts."""
         headed = self.profile_posts > 0 and self.protocol is TextProtocol.DEFAULT
         return {"order_claim": self.order_claim.value} if headed else {}
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a run records of it, JSON-ready."""
+        """Fields of the view for a run's record, JSON-ready."""
         return {
             "protocol": self.protocol.value,
             "profile_posts": self.profile_posts,
@@ -65,18 +65,23 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """The choices of a caller; None where the caller asks for nothing."""
+    """The caller's choices; None for defaults."""
 
     profile_posts: int | None = option(
         None,
-        "posts of the user's profile that the model sees (default: as in training; where the model does not say, 10, "
-        "and 0 for the paper protocol)",
+        "maximum number of profile posts that the model sees (default: as in training; if unknown, 10, or 0 for the "
+        "paper protocol)",
         "N",
         least=0,
     )
-    protocol: str | None = option(None, "(default: as in training, or default)", choices=PROTOCOLS)
+    protocol: str | None = option(
+        None, "rules for text and tokens (default: as in training, or default)", choices=PROTOCOLS
+    )
     max_length: int | None = option(
-        None, "longest conversation in tokens (default: as in training, or the model's)", "L", least=1
+        None,
+        "maximum length of a conversation in tokens (default: as in training, or the model's limit)",
+        "L",
+        least=1,
     )
 
 
@@ -84,24 +89,24 @@ class ViewOptions:
 class TrainedView:
     """The view that a model was trained with."""
 
-    view: View  # of its training data
-    method: str  # what it learned of the user: `method` of the training run
-    profile_order: str = "as given"  # the order of the posts: "as given" in the data
+    view: View  # view of the training data
+    method: str  # `method` of the training run
+    profile_order: str = "as given"  # order of the posts: "as given" in the data
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the contents of the file."""
         return {"method": self.method, **asdict(self.view), "profile_order": self.profile_order}
 
     def save(self, folder: Path) -> None:
-        """Write the file into the folder of a model."""
+        """Write the file to the folder of a model."""
         (folder / TRAINED_VIEW).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def read_trained_view(folder: Path) -> TrainedView | None:
-    """Return the view that is stored with a model; None where no file says how it was trained.
+    """Return the training view stored with a model; None if there is no file.
 
     Raises:
-      CheckpointError: the file cannot be read, or a field of it is missing, unknown or impossible.
+      CheckpointError: The file cannot be read, or a field is missing, unknown or invalid.
     """
     path = folder / TRAINED_VIEW
     if not path.exists():
@@ -111,7 +116,7 @@ def read_trained_view(folder: Path) -> TrainedView | None:
         "method": str, "profile_posts": int, "protocol": str, "max_length": int | None, "order_claim": str,
         "profile_order": str,
     }  # fmt: skip
-    record.setdefault("order_claim", OrderClaim.ALWAYS.value)  # it was trained before there was a choice
+    record.setdefault("order_claim", OrderClaim.ALWAYS.value)  # older models were trained with this claim
     for name in sorted(record.keys() | kinds.keys()):
         if name not in kinds or name not in record:
             what = "missing" if name in kinds else f"unknown; expected only {', '.join(kinds)}"
@@ -130,10 +135,10 @@ def read_trained_view(folder: Path) -> TrainedView | None:
 
 
 def served_view(told: Mapping[str, Any]) -> View:
-    """Return the view that a server reports of its model.
+    """Return the view that a server reports for its model.
 
     Raises:
-      DataError: the server describes no valid view.
+      DataError: The reported view is invalid.
     """
     try:
         return _view_of(told)
@@ -154,8 +159,8 @@ class ChosenView:
 
     view: View
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By field of the view, what it was trained with and what is used instead, JSON-ready; empty where nothing differs
-    or nothing says how the model was trained."""
+    """Field of the view -> {"trained": value, "used": value}, JSON-ready, for fields that differ from training; empty
+    if the training view is unknown."""
 
     def warn(self, model: str) -> None:
         """Warn of the overrides, if there are any."""
@@ -171,13 +176,15 @@ class ChosenView:
 def choose_view(
     trained: TrainedView | None, options: ViewOptions = ViewOptions(), *, context: int | None = None
 ) -> ChosenView:
-    """Return the view of what is given, else of what the model was trained with, else of the general defaults.
+    """Return the view from the given options, else from the model's training, else from the general defaults.
 
     Args:
-      context: tokens that the model was made for: as a limit they are no override of "the model's own".
+      trained: View of the model's training, if known.
+      options: The caller's choices.
+      context: Context length of the model in tokens. As a limit it equals "the model's own" and is not an override.
 
     Raises:
-      DataError: an unknown protocol, or a number that is too small.
+      DataError: The protocol is unknown, or a number is too small.
     """
     rules = None if options.protocol is None else parse_protocol(options.protocol)
     if trained is None:
@@ -197,16 +204,16 @@ def choose_view(
 
 
 def length_limit(view: View, *, context: int, reserved: int = 0, where: str) -> int:
-    """Return the most tokens of a conversation's text.
+    """Return the maximum number of tokens of a conversation's text.
 
     Args:
-      view: the protocol's own limit counts where it has none.
-      context: tokens that the model was made for (max_position_embeddings).
-      reserved: tokens of the context that soft prompts take.
-      where: the model, for messages.
+      view: View with a limit; if it has none, the protocol's limit counts.
+      context: Context length of the model in tokens (max_position_embeddings).
+      reserved: Tokens of the context that soft prompts occupy.
+      where: Name of the model, for messages.
 
     Raises:
-      DataError: more than the model was made for, or nothing beside what is reserved.
+      DataError: The limit exceeds the context, or the reserved tokens leave no room.
     """
     limit = view.max_length or min(view.protocol.max_length or context, context)
     if limit > context:

@@ -1,9 +1,8 @@
-"""The leak guard: the one place that decides which parts of a comparison a scored model may see.
+"""The leak guard: the one place that decides which parts of a comparison a scored model can see.
 
-Nothing but the prompt, the responses, the text and category of the first profile posts, in words whether these are
-ordered, and the hints that a caller asked for, passes through `visible`. Rubric aspects, narrative, labels, margin,
-ids, user, subset and the category of the record never do; everything downstream works on its result and not on the
-comparison.
+`visible` passes on only the prompt, the responses, the text and category of the first profile posts, a heading about
+their order, and the hints that a caller asked for. It never passes on rubric aspects, narrative, labels, margin, ids,
+user, subset or the category of the record. All later steps work on its result, not on the comparison.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.conversation import Message, Messages, Turns, is_rendered, turns_of
 
-RECENCY = "recency"  # the order of a profile with the newest post first
+RECENCY = "recency"  # profile order with the newest post first
 
 QUESTION_HEADING = "What the user asks now:"
 
 _HEADING = "What this user wrote before{}:"
 _RELEVANT, _NEWEST = ", most relevant first", ", newest first"
-PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))  # what may stand above a profile
+PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))  # all possible headings of a profile
 
 
 class TextProtocol(StrEnum):
-    """How a comparison is shown to the model.
+    """Rules that turn a comparison into the model's text and tokens.
 
-    DEFAULT: one tokenisation through the chat template (one BOS), the profile before the question,
-      truncation that never touches a response, the score read at the last token.
-    PAPER: what the scripts released with Personalised RewardBench (arXiv 2604.07343) do: without a
-      profile as their pointwise script, with one as their best-of-N script. The rendered template is
-      tokenised with special tokens added again, the end of a long conversation is cut off, the score is read
-      at the last token that is not the padding token, and of several labels it is the last of the softmax.
+    DEFAULT: One tokenisation through the chat template (one BOS). The profile precedes the question, truncation never
+      cuts a response, and the score is read at the last token.
+    PAPER: The rules of the scripts released with Personalised RewardBench (arXiv 2604.07343): the pointwise script
+      without a profile, the best-of-N script with one. The rendered template is tokenised with special tokens added
+      again, and the end of a long conversation is cut off. The score is read at the last token that is not padding; for
+      several labels it is the last value of the softmax.
     """
 
     DEFAULT = "default"
@@ -41,24 +40,24 @@ class TextProtocol(StrEnum):
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens of a conversation where the caller gives no limit; None for the model's own context length."""
+        """Default limit of a conversation in tokens; None for the model's context length."""
         return 8192 if self is TextProtocol.PAPER else None
 
     @property
     def cuts_responses(self) -> bool:
-        """Whether a conversation beyond the limit loses its end (the response's end and end-of-turn token) instead of
+        """True if a conversation over the limit loses its end (end of the response, end-of-turn token) instead of
         profile posts and prompt."""
         return self is TextProtocol.PAPER
 
 
-PROTOCOLS = tuple(map(str, TextProtocol))  # their names
+PROTOCOLS = tuple(map(str, TextProtocol))
 
 
 def parse_protocol(name: str) -> TextProtocol:
-    """The protocol called `name`.
+    """Return the protocol called `name`.
 
     Raises:
-      DataError: no protocol has this name.
+      DataError: The name is unknown.
     """
     if name not in PROTOCOLS:
         known = ", ".join(map(repr, PROTOCOLS))
@@ -67,10 +66,10 @@ def parse_protocol(name: str) -> TextProtocol:
 
 
 class OrderClaim(StrEnum):
-    """What the heading of a profile tells the model about the order of its posts.
+    """Claim about the order of posts in the heading of a profile.
 
-    RECORDED: what the record says (`profile_order`): the most relevant first, the newest first, or nothing.
-    ALWAYS: that the most relevant come first, whatever their order is; models that were trained so are scored so.
+    RECORDED: The record's own order (`profile_order`): most relevant first, newest first, or no claim.
+    ALWAYS: "Most relevant first", whatever the order is; for models that were trained with this claim.
     """
 
     RECORDED = "recorded"
@@ -79,9 +78,9 @@ class OrderClaim(StrEnum):
 
 @dataclass(frozen=True)
 class Visible:
-    """What the model sees of one comparison."""
+    """The parts of one comparison that the model sees."""
 
-    # the conversation that all responses share; its last message is the user's or a tool's
+    # conversation before the responses; its last message is from the user or a tool
     prefix_messages: tuple[Message, ...]
     responses: tuple[str, ...]  # the K responses, in the order of the comparison
 
@@ -89,10 +88,10 @@ class Visible:
 def render_profile(
     posts: Sequence[Post], count: int, *, protocol: TextProtocol = TextProtocol.DEFAULT
 ) -> str:
-    """The first `count` posts as text, one after the other, in the format of the paper.
+    """Return the first `count` posts as text, in the format of the paper.
 
-    Each post is `Post {i} (Category: {category}):`, a newline and its text, numbered from 1. Where a
-    post has no category the default protocol leaves the parenthesis out; the paper's format keeps it.
+    Each post is `Post {i} (Category: {category}):`, a newline and its text, numbered from 1. For a post without a
+    category the default protocol omits the parenthesis, and the paper's format keeps it.
     """
     blocks = []
     for i, post in enumerate(posts[:count], start=1):
@@ -103,7 +102,7 @@ def render_profile(
 
 
 def profile_heading(order: str | None, claim: OrderClaim) -> str:
-    """Return what stands above a profile whose record names this order."""
+    """Return the heading of a profile with the recorded order `order`."""
     if claim is OrderClaim.ALWAYS:
         return _HEADING.format(_RELEVANT)
     return _HEADING.format("" if order is None else _NEWEST if order == RECENCY else _RELEVANT)
@@ -116,14 +115,15 @@ def visible(
     protocol: TextProtocol,
     order_claim: OrderClaim = OrderClaim.RECORDED,
 ) -> Visible:
-    """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
+    """Return the parts of `comparison` that a model can see with at most `profile_posts` posts.
 
-    default: the posts and then the hints stand before the question, under headings, within the first user turn.
-    paper: the posts follow the question without any separator (the best-of-N script does so); with
-    no posts it is the question alone (the pointwise script).
+    default: the posts and then the hints precede the question, under headings, in the first user turn.
+    paper: the posts follow the question without a separator, as in the best-of-N script; without posts the prompt is
+    only the question, as in the pointwise script.
 
     Raises:
-      DataError: `profile_posts` is negative; hints with the paper protocol, which has no place for them.
+      DataError: `profile_posts` is negative; the paper protocol has hints, or its prompt does not end with a user
+        message to extend; or a rendered text has a profile or hints.
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
@@ -151,14 +151,14 @@ def visible(
 
 
 def _after(text: str, messages: Messages) -> Messages:
-    """The conversation with a text in front of its first message of the user."""
+    """Return the conversation with a text before its first user message."""
     place = next(i for i, message in enumerate(messages) if message.role == "user")
     asked = messages[place].with_content(text + messages[place].content)
     return (*messages[:place], asked, *messages[place + 1 :])
 
 
 def _before_answer(comparison: Comparison, profile: str) -> Messages:
-    """The prompt with a profile behind it."""
+    """Return the prompt with the profile after its last user message."""
     if not profile:
         return comparison.prompt
     *before, last = comparison.prompt or [Message("", "")]

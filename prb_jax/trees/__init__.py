@@ -1,1 +1,1 @@
-"""Trees (one prefix, K responses), their token-space split, packed streams, and sequences."""
+"""Trees (one prefix, K responses in tokens), packed streams, and plain sequences."""

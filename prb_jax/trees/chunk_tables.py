@@ -1,9 +1,9 @@
-"""Chunks of packed streams, for layers that keep a recurrent state: a forest in one pass, a state for each depth.
+"""Chunks of packed streams, for layers with a recurrent state: one pass over a forest, one state per depth.
 
-A stream is cut into *runs*: nothing branches in a run, and no conversation ends before its last token. Runs are cut
-into chunks of at most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of
-the chunk before it in its conversation. Streams stand in depth-first order, so that state is the last one written at
-its depth. One *slot* for each depth is enough.
+A stream is cut into *runs*: no branch and no end of a conversation lies inside a run. Runs are cut into chunks of at
+most :data:`prb_jax.trees.stream_tables.CHUNK` tokens. A chunk starts from the state at the end of the previous chunk of
+its conversation. Streams are in depth-first order, so this state is the last one written at its depth, and one *slot*
+per depth is enough.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 from prb_jax.errors import short_repr
 from prb_jax.trees.stream_tables import CHUNK, round_up
 
-_SLOTS = 4  # the number of slots is a multiple of this, so that few programs are compiled
+_SLOTS = 4  # the number of slots is a multiple of this, to compile few programs
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ChunkTable:
-    """The chunks of S streams of N tokens, n of each stream. int32 arrays.
+    """Chunks of S streams of N tokens, n per stream. int32 arrays.
 
-    Chunks are in the order of the stream, and padding stands behind them.
+    Chunks are in the order of the stream, followed by padding.
     """
 
     places: np.ndarray | jax.Array  # [S, n, CHUNK], places of the tokens of each chunk; N for padding
-    slots: np.ndarray | jax.Array  # [S, N], the place of each token among n * CHUNK; n * CHUNK for padding
+    slots: np.ndarray | jax.Array  # [S, N], index of each token among n * CHUNK; n * CHUNK for padding
     # [S, n, K - 1], places of the tokens before each chunk in its conversation, the nearest last; N for none
     history: np.ndarray | jax.Array
-    read: np.ndarray | jax.Array  # [S, n], the slot with the state before each chunk; slot 0 holds zeros
-    write: np.ndarray | jax.Array  # [S, n], the slot for the state after it
+    read: np.ndarray | jax.Array  # [S, n], slot of the state before each chunk; slot 0 is all zeros
+    write: np.ndarray | jax.Array  # [S, n], slot for the state after each chunk
     slot_count: int = field(metadata={"static": True})  # padding writes to the last slot, which nothing reads
 
     __repr__ = short_repr
@@ -42,10 +42,10 @@ def chunk_table(previous: np.ndarray, ends: np.ndarray, used: np.ndarray, *, tap
     """Cut streams into chunks.
 
     Args:
-      previous: int32 [S, N], the place of the token before each token in its conversation; -1 for none.
-      ends: bool [S, N], last tokens of conversations.
-      used: int [S], tokens of each stream.
-      taps: K, tokens that the causal convolution of these layers sees, the current token included.
+      previous: Place of the token before each token in its conversation, int32 [S, N]; -1 for none.
+      ends: True at last tokens of conversations, bool [S, N].
+      used: Number of tokens of each stream, int [S].
+      taps: K, number of tokens that the causal convolution of these layers sees, including the current one.
     """
     streams, tokens = previous.shape
     cut = [_cut(*stream) for stream in zip(previous, ends, used, strict=True)]
@@ -75,10 +75,10 @@ def chunk_table(previous: np.ndarray, ends: np.ndarray, used: np.ndarray, *, tap
 def _cut(
     previous: np.ndarray, ends: np.ndarray, used: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """First places, lengths, and slots to read and to write of the chunks of one stream."""
+    """Return the first places, lengths, read slots and write slots of the chunks of one stream."""
     previous, places = previous[:used], np.arange(used)
     children = np.bincount(previous[previous >= 0], minlength=used)
-    closed = ends[:used] | (children != 1)  # a run ends behind these
+    closed = ends[:used] | (children != 1)  # a run ends after these
     starts = np.flatnonzero((previous != places - 1) | np.concatenate([[True], closed[:-1]])[:used])
     lengths = np.diff([*starts, used])
     counts = -(-lengths // CHUNK)
@@ -92,14 +92,14 @@ def _cut(
     siblings = np.bincount(parents[parents >= 0], minlength=len(firsts))
     read, write = np.zeros(len(firsts), np.int64), np.zeros(len(firsts), np.int64)
     for chunk, parent in enumerate(parents):
-        # The state of a chunk with one successor is not read again, so the successor takes over its slot.
+        # Only one successor reads the state, so it can overwrite the slot.
         read[chunk] = 0 if parent < 0 else write[parent]
         write[chunk] = 1 if parent < 0 else write[parent] + (siblings[parent] > 1)
     return firsts, sizes, read, write
 
 
 def _coarse(count: int, least: int) -> int:
-    """The number of chunks of a batch: at least ``least``, in steps of an eighth to a quarter, for few programs."""
+    """Round up the number of chunks to at least ``least``, in steps of an eighth to a quarter, for few programs."""
     if count <= least:
         return least
     step = max(1, (1 << max(count.bit_length() - 1, 0)) // 4)

@@ -1,7 +1,7 @@
-"""Streams that begin behind tokens whose keys and values were kept.
+"""Streams that continue prefixes with cached keys and values.
 
-The trees of a stream are laid out whole, as in any other (:mod:`prb_jax.trees.streams`). Tokens of the whole whose keys
-and values were kept, in pages, are only looked at; all others are computed.
+The layout covers the whole trees, as in any stream (:mod:`prb_jax.trees.streams`). Tokens with cached keys and values,
+in pages, are only attended to; all other tokens are computed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from prb_jax.trees.streams import lay_stream
 from prb_jax.trees.tree import Tree
 
 PAGE = 32
-"""Tokens of a page: the beginning of a conversation is kept in whole pages."""
+"""Tokens of a page; only whole pages of a prefix are cached."""
 
-_ALIGNED = 64  # bytes: an array of the host that begins at a multiple of this is not copied by JAX
+_ALIGNED = 64  # bytes: JAX does not copy a host array that begins at a multiple of this
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Keys and values of :data:`PAGE` tokens that follow each other in a conversation, of L layers and G kv heads."""
+    """Keys and values of :data:`PAGE` consecutive tokens of a conversation, for L layers and G KV heads."""
 
     keys: np.ndarray  # [L, G, PAGE, H], after the rotary embedding
     values: np.ndarray  # [L, G, H, PAGE]
@@ -35,26 +35,26 @@ class Page:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its arrays."""
+        """Size of the arrays in bytes."""
         return self.keys.nbytes + self.values.nbytes
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ContinuedBatch:
-    """A stream of N computed tokens behind at most C kept ones. A JAX pytree; integers are int32.
+    """A stream of N computed tokens after at most C cached ones. A JAX pytree; integers are int32.
 
-    The computed tokens have ranks, 0 to N - 1. A key of the C + N, kept ones first, is seen by those whose rank lies
-    in ``since <= rank < until``: in a stream these are one run, as in :mod:`prb_jax.trees.streams`.
+    The computed tokens have ranks 0 to N - 1. There are C + N keys, cached ones first. The tokens that see a key are
+    one run of ranks: ``since <= rank < until``, as in :mod:`prb_jax.trees.streams`.
     """
 
-    tokens: np.ndarray | jax.Array  # [1, N] token ids of those that are computed
-    used: np.ndarray | jax.Array  # [1], how many of them are no padding
-    reads: np.ndarray | jax.Array  # [1, M], ranks of those that are read
-    positions: np.ndarray | jax.Array  # [1, C + N], of each key in its conversation
+    tokens: np.ndarray | jax.Array  # [1, N], ids of the computed tokens
+    used: np.ndarray | jax.Array  # [1], number of computed tokens without padding
+    reads: np.ndarray | jax.Array  # [1, M], ranks of the tokens to read
+    positions: np.ndarray | jax.Array  # [1, C + N], position of each key in its conversation
     since: np.ndarray | jax.Array  # [1, C + N]
     until: np.ndarray | jax.Array  # [1, C + N]; 0 for padding
-    keys: np.ndarray | jax.Array  # [C / BLOCK, L, G, BLOCK, H] that were kept
+    keys: np.ndarray | jax.Array  # [C / BLOCK, L, G, BLOCK, H], cached
     values: np.ndarray | jax.Array  # [C / BLOCK, L, G, H, BLOCK]
 
     __repr__ = short_repr
@@ -62,26 +62,26 @@ class ContinuedBatch:
 
 @dataclass(frozen=True, eq=False)
 class LaidBehind:
-    """A batch, and where the beginnings of its trees stand in it. Build with :func:`lay_behind`."""
+    """A batch with the places of its prefixes. Build with :func:`lay_behind`."""
 
     batch: ContinuedBatch
     beginnings: Sequence[tuple[np.ndarray, np.ndarray, Sequence[Page]]]
-    """Of each prefix: its ids, the number of the key of each of its tokens, and the pages it had."""
+    """For each prefix: its ids, the key index of each of its tokens, and its cached pages."""
 
     __repr__ = short_repr
 
     def pages(self, keys: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, list[Page]]]:
-        """Return the prefix of each tree and all its pages.
+        """Return each prefix with all its pages.
 
         Args:
-          keys: [L, G, N, H] of the computed tokens.
-          values: [L, G, H, N].
+          keys: Keys of the computed tokens, [L, G, N, H].
+          values: Values of the computed tokens, [L, G, H, N].
         """
         old_keys, old_values = np.asarray(self.batch.keys), np.asarray(self.batch.values)
         room = len(old_keys) * BLOCK
 
         def page_of(columns: np.ndarray) -> Page:
-            if columns[0] >= room and columns[-1] - columns[0] == PAGE - 1:  # one run, as nearly always
+            if columns[0] >= room and columns[-1] - columns[0] == PAGE - 1:  # one run, the usual case
                 run = slice(columns[0] - room, columns[-1] - room + 1)
                 return Page(keys[:, :, run].copy(), values[..., run].copy())
             is_new, new = columns >= room, np.maximum(columns - room, 0)
@@ -93,7 +93,7 @@ class LaidBehind:
                 np.where(is_new, values[..., new], kept_values),
             )
 
-        made: dict[bytes, Page] = {}  # by the columns: several prefixes have the same page
+        made: dict[bytes, Page] = {}  # by columns, because several prefixes share a page
         found = []
         for prefix, columns, pages in self.beginnings:
             all_pages = list(pages)
@@ -107,11 +107,11 @@ class LaidBehind:
 
 
 Room = tuple[np.ndarray, np.ndarray]
-"""Arrays for the keys and values of a :class:`ContinuedBatch`, into which pages are copied."""
+"""Arrays for the keys and values of a :class:`ContinuedBatch`; pages are copied into them."""
 
 
 def make_room(empty: Page, tokens: int) -> Room:
-    """Return zeros for so many kept tokens, a multiple of BLOCK, that are shaped as those of a page are."""
+    """Return zero arrays for `tokens` cached tokens, a multiple of BLOCK, with the layers and heads of the page."""
     layers, heads, _, size = empty.keys.shape
     sizes = (BLOCK, size), (size, BLOCK)
     keys, values = (_zeros((tokens // BLOCK, layers, heads, *last), empty.keys.dtype) for last in sizes)
@@ -121,20 +121,20 @@ def make_room(empty: Page, tokens: int) -> Room:
 def lay_behind(
     trees: Sequence[Tree], stream: PackedStream, pages: Sequence[Sequence[Page]], room: Room
 ) -> LaidBehind:
-    """Lay the trees of a stream out behind what was kept of them.
+    """Lay out the trees of a stream after their cached pages.
 
     Args:
-      trees: those that were packed.
-      stream: which of them it holds.
-      pages: of each tree those of its beginning; with them it was packed.
-      room: of :func:`make_room`, as the shape of the stream says; what it holds of earlier batches is not looked at.
+      trees: All packed trees.
+      stream: Members of the stream.
+      pages: Cached pages of each tree's prefix, the same as for packing.
+      room: Arrays from :func:`make_room` for the shape of the stream; their old contents are ignored.
 
     Raises:
-      ValueError: the trees do not fit.
+      ValueError: The trees do not fit.
     """
     shape = stream.shape
     whole, used, _ = lay_stream(trees, stream)
-    columns = np.full(shape.tokens + shape.kept, -1, np.int32)  # of each place the number of its key
+    columns = np.full(shape.tokens + shape.kept, -1, np.int32)  # key index of each place
     keys, values = room
     count, read = 0, 0
     paths: dict[int, np.ndarray] = {}
@@ -144,9 +144,9 @@ def lay_behind(
         read += len(trees[member].responses)
         for number, page in enumerate(pages[member]):
             places = paths[member][number * PAGE : (number + 1) * PAGE]
-            new = np.flatnonzero(columns[places] < 0)[: shape.kept - count]  # the others are computed
+            new = np.flatnonzero(columns[places] < 0)[: shape.kept - count]  # the rest is computed
             columns[places[new]] = np.arange(count, count + len(new))
-            while len(new):  # as much as fits the block
+            while len(new):  # copy one block at a time
                 block, place = divmod(count, BLOCK)
                 some, new = new[: BLOCK - place], new[BLOCK - place :]
                 keys[block, :, :, place : place + len(some)] = page.keys[:, :, some]
@@ -160,7 +160,7 @@ def lay_behind(
     tokens[0, : len(fresh)] = whole["tokens"][fresh]
     positions, since, until = np.zeros((3, 1, shape.tokens + shape.kept), np.int32)
     since[:] = shape.tokens
-    # How many computed tokens stand before a place is the rank of the first that does not.
+    # The rank of a place is the number of computed tokens before it.
     for places in (kept, fresh):
         numbers = columns[places]
         positions[0, numbers] = whole["positions"][places]
@@ -184,7 +184,7 @@ def lay_behind(
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros whose memory JAX takes as it is."""
+    """Return zeros in memory that JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + _ALIGNED, np.uint8)
     start = -raw.ctypes.data % _ALIGNED

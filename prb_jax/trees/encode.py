@@ -1,12 +1,12 @@
-"""From comparisons to trees: what is visible, cut to fit the length limit, in token ids.
+"""Turn comparisons into trees: the visible parts in token ids, cut to the length limit.
 
-The limit holds for each whole conversation (prompt and one response), as if it were scored alone.
-In the default protocol, what does not fit is taken away in this order, and counted:
+The limit holds for each whole conversation (prompt and one response), as if it were scored alone. The default protocol
+removes text in this order until the conversation fits, and counts it:
 
 1. whole posts from the end of the ranked profile, as few as possible;
 2. whole earlier turns of the prompt, the oldest first (`prb_jax.trees.shorten`);
-3. the start of the question, or of the system message if that is longer, word by word: what
-   stands last in a prompt is what a response answers to.
+3. the start of the question, or of the system message if that is longer, word by word, because a response answers the
+   end of a prompt.
 
 A response is never cut, and the conversation stays a valid rendering of the chat template. The
 `paper` protocol instead cuts the end of each conversation, response first (`prb_jax.trees.paper`).
@@ -39,9 +39,9 @@ class TooLongError(DataError):
     """A response that leaves no room for its prompt within the length limit.
 
     Attributes:
-      comparison: which one.
-      tokens: of its longest conversation, without profile.
-      limit: the most tokens that a conversation may have.
+      comparison: The comparison.
+      tokens: Length of its longest conversation, without profile.
+      limit: Maximum number of tokens of a conversation.
     """
 
     def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
@@ -54,10 +54,10 @@ class TooLongError(DataError):
 
 
 CHUNK_ROWS = 64
-"""Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough that
-its bulky intermediate results stay small."""
+"""Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough to keep its intermediate
+results small."""
 
-ESTIMATE_SLACK = 8  # by how many tokens leaving out one post may differ from the length of that post alone
+ESTIMATE_SLACK = 8  # maximum error in tokens of estimates from lengths of single texts
 
 
 def encode_comparisons(
@@ -67,18 +67,20 @@ def encode_comparisons(
     view: View,
     pad_token_id: int | None = None,
 ) -> list[Tree]:
-    """The trees of `comparisons`, in their order. Each is a function of its comparison alone.
+    """Return the trees of `comparisons`, in their order. Each depends only on its comparison.
 
     Args:
-      view: what is shown; without a length limit of its own that of the protocol counts (none for default, 8,192
-        for paper).
-      pad_token_id: padding id in the model's configuration, which the paper protocol's read
-        position depends on; the tokenizer's when not given. Without either, the last token is read.
+      comparisons: Comparisons to encode.
+      tokenizer: Tokenizer of the model.
+      view: View of the model. If it has no length limit, the protocol's limit counts (none for default, 8,192 for
+        paper).
+      pad_token_id: Padding id of the model's configuration, for the read position of the paper protocol; the
+        tokenizer's if not given. Without either, the last token is read.
 
     Raises:
-      DataError: naming the comparison: the template refuses it, a response with its template
-        exceeds the limit (`TooLongError`), or two different responses have become equal in tokens (the
-        last two not in the paper protocol).
+      DataError: The template refuses a comparison, a response leaves no room for its prompt (`TooLongError`), or two
+        different responses have the same tokens (the last two not in the paper protocol). The message names the
+        comparison.
     """
     trees: list[Tree] = []
     for tree in encode_each(comparisons, tokenizer, view=view, pad_token_id=pad_token_id):
@@ -95,10 +97,10 @@ def encode_each(
     view: View,
     pad_token_id: int | None = None,
 ) -> Iterator[Tree | TooLongError]:
-    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place.
+    """Yield the trees of `encode_comparisons` one by one, or the error of a comparison that is too long in its place.
 
     Raises:
-      DataError: as `encode_comparisons`, but for comparisons that are too long.
+      DataError: Errors of `encode_comparisons`, except `TooLongError`.
     """
     encoder = Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
@@ -111,21 +113,21 @@ def encode_each(
 
 @dataclass(eq=False)
 class _Row:
-    """A comparison on its way to a length that fits."""
+    """State of the search for the number of posts that fit."""
 
     comparison: Comparison
-    posts: int  # posts tried now
-    refused: int  # fewest posts known to be too many
-    fitting: int = -1  # most posts known to fit; -1 while not even none is known to
+    posts: int  # number of posts to try now
+    refused: int  # smallest number known to be too large
+    fitting: int = -1  # largest number known to fit; -1 if 0 is not known to fit
     sequences: list[np.ndarray] = field(default_factory=list)
-    """Ids of the K conversations with `fitting` posts; with none, where not even that is known to fit."""
+    """Ids of the K conversations with `fitting` posts; without posts if `fitting` is -1."""
     block_tokens: list[int] = field(default_factory=list)
-    """Length of each post alone; known for rows that do not fit with all their posts."""
+    """Length of each post by itself; only for rows that do not fit with all posts."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """From comparisons to trees of one view, by one tokenizer."""
+    """Turns comparisons into trees, for one tokenizer and one view."""
 
     tokenizer: ChatTokenizer | PairTokenizer
     view: View
@@ -159,13 +161,13 @@ class Encoder:
         return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
 
     def visible(self, comparison: Comparison, posts: int) -> Visible:
-        """Return what is visible of a comparison with so many posts."""
+        """Return the visible parts of a comparison with `posts` posts."""
         return visible(
             comparison, profile_posts=posts, protocol=self.view.protocol, order_claim=self.view.order_claim
         )
 
     def encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
-        """Return the ids of the K conversations of each comparison; DataError where the template refuses one."""
+        """Return the ids of the K conversations of each comparison; DataError if the template refuses one."""
         groups = [conversations(shown.prefix_messages, shown.responses) for shown in seen]
         try:
             return self.tokenizer.encode_together(groups)
@@ -178,7 +180,7 @@ class Encoder:
             raise
 
     def _count_blocks(self, rows: Sequence[_Row]) -> None:
-        """Fills in the length of each post, for rows that need it and lack it."""
+        """Set the length of each post for rows without lengths."""
         rows = [row for row in rows if not row.block_tokens]
         texts = [
             render_profile([post], 1, protocol=self.view.protocol) + "\n"
@@ -190,10 +192,10 @@ class Encoder:
             row.block_tokens = [next(lengths) for _ in row.comparison.profile[: row.refused]]
 
     def _choose_posts(self, row: _Row, length: int) -> bool:
-        """Chooses the next number of posts to try, given the `length` found with the last; False when settled.
+        """Choose the next number of posts to try from the `length` of the last try; return False when done.
 
-        Lengths of posts alone predict the length of the whole to within a few tokens, so two or
-        three tries find the largest number that fits.
+        Lengths of single posts predict the total length to within a few tokens, so two or three tries find the largest
+        number that fits.
         """
         if self.limit is None or row.refused - row.fitting <= 1:
             return False
@@ -226,20 +228,20 @@ class Encoder:
 
 
 def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
-    """The K whole conversations: the prompt, answered by each response."""
+    """Return the K whole conversations: the prompt followed by each response."""
     return [[*messages, *turns_of(response)] for response in responses]
 
 
 def longest(sequences: Sequence[np.ndarray]) -> int:
-    """Length of the longest sequence."""
+    """Return the length of the longest sequence."""
     return max(len(sequence) for sequence in sequences)
 
 
 def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
-    """Raises DataError if two responses that read differently have the same tokens.
+    """Raise DataError if two different responses have the same tokens.
 
-    Differences that many templates and tokenizers leave out on purpose (surrounding blanks, the form of a Unicode
-    character, thoughts in front of `</think>`) are none: such responses tie, as equal ones do, and are counted.
+    Many templates and tokenizers drop some differences on purpose: surrounding blanks, the form of a Unicode character,
+    or thoughts before `</think>`. Such responses count as equal: they tie, and are counted.
     """
     first: dict[bytes, int] = {}
     for k, ids in enumerate(tree.responses):

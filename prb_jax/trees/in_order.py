@@ -1,4 +1,4 @@
-"""Trees packed into streams in their order, so that a caller knows which of them comes next."""
+"""Pack trees into streams in order, for callers that need to know which tree comes next."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from prb_jax.trees.packing import (
 )
 from prb_jax.trees.stream_tables import round_up
 
-_STREAM_COST = 64  # what starting one more stream costs, in tokens
+_STREAM_COST = 64  # cost of one more stream, in tokens
 
 
 def length_step(tokens: int, least: int) -> int:
-    """Return the next of about four lengths in each doubling, a multiple of ``least``."""
+    """Round up to one of about four lengths per doubling, a multiple of ``least``."""
     return round_up(tokens, least * max(1, (1 << max(tokens.bit_length() - 3, 0)) // least))
 
 
 def fitting(trees: SortedTrees, places: Iterable[int], tokens: int) -> list[int]:
-    """Return the first of these places, as many as fit a stream of so many tokens, in ascending order."""
+    """Return the longest start of `places` that fits a stream of `tokens` tokens, in ascending order."""
     taken: list[int] = []
     total = 0
     for place in places:
@@ -45,12 +45,12 @@ def fitting(trees: SortedTrees, places: Iterable[int], tokens: int) -> list[int]
 
 
 def pack_in_order(trees: SortedTrees, options: StreamOptions, *, most: int) -> Iterator[PackedBatch]:
-    """Pack trees into streams of one length, an equal share for each stream of a batch.
+    """Pack trees into streams of one length; each stream of a batch gets an equal share of the trees.
 
     Args:
-      trees: in their order.
-      options: how streams are shaped.
-      most: tokens of a stream, if no tree has more.
+      trees: Trees in order.
+      options: Options of streams.
+      most: Maximum tokens of a stream, unless a single tree has more.
     """
     needed = -(-int(trees.tokens.sum() - trees.shared.sum()) // options.streams)
     tokens = max(int(trees.tokens.max()), min(needed, most))
@@ -68,20 +68,20 @@ def pack_in_order(trees: SortedTrees, options: StreamOptions, *, most: int) -> I
 
 
 def choose_length(units: Sequence[SortedTrees], options: StreamOptions, *, largest: int, most: int) -> int:
-    """Return the tokens of a stream with which the fewest are computed, padding included.
+    """Return the length of streams that minimises computed tokens, including padding.
 
     Args:
-      units: trees; those of each unit are packed apart from others.
-      options: how streams are shaped.
-      largest: tokens of a tree, at most; a stream holds one.
-      most: tokens of a stream, if the largest tree does not need more than half of them.
+      units: Groups of trees; each group is packed separately.
+      options: Options of streams.
+      largest: Maximum tokens of a tree; a stream has room for one.
+      most: Maximum tokens of a stream, unless the largest tree needs more than half of them.
     """
     needed = [int(trees.tokens.sum() - trees.shared.sum()) for trees in units]
     length = least = coarse_length(max(largest, 1), options.multiple)
     best, chosen = math.inf, length
     while length <= max(most, 2 * least):
         cost = (length + _STREAM_COST) / options.streams
-        if cost * sum(tokens / length for tokens in needed) < best:  # as it would be without a gap
+        if cost * sum(tokens / length for tokens in needed) < best:  # lower bound: streams without gaps
             cost *= sum(round_up(len(full_streams(trees, length)), options.streams) for trees in units)
             best, chosen = min((best, chosen), (cost, length))
         length = coarse_length(length + 1, options.multiple)
@@ -89,7 +89,7 @@ def choose_length(units: Sequence[SortedTrees], options: StreamOptions, *, large
 
 
 def full_streams(trees: SortedTrees, tokens: int) -> list[list[int]]:
-    """Return the places of trees that go together into streams of so many tokens, which are about full."""
+    """Return the places of the trees of each stream, packed densely into streams of `tokens` tokens."""
     units = divide(trees, most_tokens=tokens, most_reads=tokens)
     streams = first_fit(units, StreamShape(tokens, tokens))
     return [[place for unit in units for place in range(unit.start, unit.stop)] for units in streams]

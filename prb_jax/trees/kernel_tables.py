@@ -1,15 +1,14 @@
-"""What kernels of attention are told of who sees whom in packed streams, and how streams are shaped for them.
+"""Visibility tables of packed streams for attention kernels, and stream options for these kernels.
 
-- :class:`StepTable`: the steps of the kernel for TPUs (:mod:`prb_jax.models.attention.stream_kernel`). A step takes a
-  block of queries and a block of keys of which one query sees something. Those of one block of queries follow each
-  other, and in the other order, for derivatives by keys, those of one block of keys. There are as many steps as pairs
-  of such blocks, whatever room the table has.
-- :class:`KeyTable`: the keys of each block, for a kernel that knows no trees (cuDNN). A block is some hundred tokens
-  of a stream, side by side. What they see before the block is what its first token sees: tokens lie in the order in
-  which one walks through the forest, so that whatever ends before the block ends for all of it. So the keys of a
-  block are that path, which the table lists, and the block itself; of these a query sees only some, which ``until``
-  tells (:class:`prb_jax.trees.streams.StreamBatch`). A kernel with a mask for each block needs no more: streams of
-  any forest have one shape, and queries stay where they lie.
+- :class:`StepTable`: steps of the TPU kernel (:mod:`prb_jax.models.attention.stream_kernel`). A step is a block of
+  queries and a block of keys of which a query sees at least one. Steps of one block of queries are consecutive; in
+  `by_key`, for derivatives by keys, steps of one block of keys. The number of steps is the number of such pairs,
+  independent of the size of the table.
+- :class:`KeyTable`: keys of each block, for a kernel without trees (cuDNN). A block is some hundred consecutive tokens
+  of a stream. Tokens are in depth-first order, so a branch that ends before the block ends for the whole block: before
+  the block, its tokens see what its first token sees. The keys of a block are this path, which the table lists, and
+  the block itself. A mask from ``until`` (:class:`prb_jax.trees.streams.StreamBatch`) selects the keys of each query.
+  A kernel with one mask per block needs nothing else: all forests have one stream shape, and queries stay in place.
 """
 
 from __future__ import annotations
@@ -26,38 +25,40 @@ from prb_jax.trees.stream_tables import meeting_blocks, query_order, round_up
 from prb_jax.trees.tree import Tree
 
 STEP_BLOCK = 512
-"""Queries, and keys, of one step of the kernel, at most. One block of scores and what is made of it takes four times
-512 x 512 float32 numbers, a quarter of the smallest chip's fast memory."""
+"""Maximum queries, and keys, of one step of the kernel. A block of scores with its intermediate results needs four
+arrays of 512 x 512 float32 numbers, a quarter of the smallest chip's fast memory."""
 
-LANES = 128  # the least of them: the width of a TPU's vector registers
+LANES = 128  # minimum queries and keys of a step: the width of a TPU's vector registers
 
 FIRST, LAST, PARTLY = 1, 2, 4
-"""Flags of a step: the first, or last, of its block; some query does not see all keys, so that they are masked."""
+"""Flags of a step: first of its block; last of its block; some query does not see all keys, so a mask is needed."""
 
-KEY_COLUMNS = 64  # keys come in multiples of it: a mask whose rows are not aligned is slow, or refused
+KEY_COLUMNS = 64  # numbers of keys are multiples of this: cuDNN is slow with, or rejects, unaligned masks
 
-QUERIES = (128, 1024)  # of a block, at least and at most
+QUERIES = (128, 1024)  # minimum and maximum queries of a block
 
 
 _BALANCE = 64
-"""A block of Q queries has L columns for keys before it, and computes about Q / 2 pairs a query in vain. On an H100 a
-column of 4 KiB, half of them padding, which is written and not read, takes as long as some 32 pairs of 32 heads: Q is
-best about the root of 64 L."""
+"""Constant of the best block size Q = sqrt(64 L), for L columns of keys before a block. A block computes about Q / 2
+masked pairs per query. On an H100 a column of 4 KiB, half of it padding that is written and not read, takes as long as
+about 32 pairs of 32 heads."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepTable:
-    """The steps of S streams of N tokens, in blocks of Q queries or keys, for each of P parts of the queries, with room
-    for C of them: as many as there are where every token sees all before it. int32 arrays."""
+    """Steps of S streams of N tokens, in blocks of Q queries or keys, for P parts of the queries. int32 arrays.
+
+    C is the number of steps of a causal stream, in which every token sees all tokens before it.
+    """
 
     by_query: np.ndarray | jax.Array
-    """[S, P, 4, C], of each step the number of its block of queries among those of its part (:func:`query_order`),
-    that of its block of keys, its flags, and the number of its block of queries among all; 0 behind the last."""
+    """[S, P, 4, C], four numbers per step: the block of queries within its part (:func:`query_order`), the block of
+    keys, the flags, and the block of queries within the stream; 0 after the last step."""
     by_key: np.ndarray | jax.Array
-    """The same steps, those of one block of keys together; and a step for each block of keys of which no query of the
-    part sees anything, so that its derivatives are written down."""
-    counts: np.ndarray | jax.Array  # [S, P, 2], how many there are by query, and by key
+    """The same steps, grouped by block of keys. A block of keys that no query of the part sees also has a step, which
+    writes its zero derivatives."""
+    counts: np.ndarray | jax.Array  # [S, P, 2], number of steps by query, and by key
     block: int = field(metadata={"static": True})  # Q
 
     __repr__ = short_repr
@@ -75,12 +76,11 @@ def step_table(
     """Return the steps of streams.
 
     Args:
-      until, positions: int32 [S, N], see :class:`prb_jax.trees.streams.StreamBatch`; N is a multiple of the block.
-      used: of each stream how many tokens it has; what follows is padding.
-      block: queries, and keys, of a step.
-      window: of sliding layers; None for no window.
-      parts: into which the queries of a stream are split; N is a multiple of twice as many blocks, if there are
-          several.
+      until, positions: Arrays of :class:`prb_jax.trees.streams.StreamBatch`, int32 [S, N]; N is a multiple of `block`.
+      used: Number of tokens of each stream, without padding.
+      block: Queries, and keys, of a step.
+      window: Window of sliding layers; None for no window.
+      parts: Number of parts that split the queries of a stream; if several, N is a multiple of 2 * parts * block.
     """
     order = query_order(until.shape[1] // block, parts)
     blocks = order.size
@@ -109,28 +109,28 @@ def step_table(
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """The static facts of tables of keys."""
+    """Static sizes of key tables."""
 
-    longest: int  # tokens of conversations; for longer ones tables are widened
-    response: int  # tokens of the longest response, of which the tables of windows have to know
-    queries: int  # of a block: a power of two
+    longest: int  # tokens of the longest usual conversation; longer ones get wider tables
+    response: int  # tokens of the longest response, for tables with a window
+    queries: int  # queries of a block, a power of two
 
     @staticmethod
     def of(longest: int, response: int) -> KeyLayout:
-        """Return the layout for conversations of so many tokens with responses of so many."""
+        """Return the layout for conversations and responses of these maximum lengths."""
         best = 1 << round(np.log2(max(_BALANCE * longest, 1)) / 2)
         return KeyLayout(longest, response, int(np.clip(best, *QUERIES)))
 
     def width(self, tokens: int, window: int | None) -> int:
-        """Return for how many keys before a block there is room, in a stream of so many tokens."""
+        """Return the number of columns for keys before a block, in a stream of `tokens` tokens."""
         most = self.longest - 1
         if window is not None:
-            # Besides the window of the first query, what it has moved on since the earliest one of a sibling.
+            # The window of the first query, plus the distance to the earliest query of a sibling response.
             most = min(most, window - 1 + self.response)
         return self._rounded(min(most, tokens - self.queries))
 
     def wider(self, tokens: int, window: int | None, needed: int) -> int:
-        """Return :meth:`width`, doubled until it holds what is needed: few distinct ones arise."""
+        """Return :meth:`width`, doubled until it is at least `needed`, to get few distinct widths."""
         width = self.width(tokens, window)
         while width < needed:
             width = min(max(2 * width, KEY_COLUMNS), self._rounded(tokens - self.queries))
@@ -143,12 +143,12 @@ class KeyLayout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KeyTable:
-    """The keys before each of the C blocks of Q queries of S streams: N = C * Q tokens. int32 arrays."""
+    """Keys before each of the C blocks of Q queries of S streams: N = C * Q tokens. int32 arrays."""
 
-    # [S, C, L], the places of the keys that some query of the block sees, the first of the conversation first; behind
-    # them any places
+    # [S, C, L], places of the keys that some query of the block sees, in the order of the conversation, followed by
+    # arbitrary places
     keys: np.ndarray | jax.Array
-    counts: np.ndarray | jax.Array  # [S, C], how many they are
+    counts: np.ndarray | jax.Array  # [S, C], number of these keys
 
     __repr__ = short_repr
 
@@ -159,9 +159,10 @@ def key_table(until: np.ndarray, positions: np.ndarray, *, layout: KeyLayout, wi
     Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
 
     Args:
-      until, positions: int32 [S, N], N a multiple of the layout's queries.
-      layout: static facts; where a conversation is longer than its tables have room for, they are widened.
-      window: None for no window.
+      until, positions: Arrays of a :class:`prb_jax.trees.streams.StreamBatch`, int32 [S, N]; N is a multiple of the
+        layout's queries.
+      layout: Static sizes; longer conversations widen the table.
+      window: Window of sliding layers; None for no window.
     """
     streams, tokens = until.shape
     blocks = [
@@ -180,11 +181,11 @@ def key_table(until: np.ndarray, positions: np.ndarray, *, layout: KeyLayout, wi
 def _before(
     until: np.ndarray, positions: np.ndarray, start: int, queries: int, window: int | None
 ) -> np.ndarray:
-    """Places before ``start`` that some query of the block there sees, in ascending order."""
+    """Return the places before ``start`` that some query of the block at ``start`` sees, in ascending order."""
     path = np.flatnonzero(until[:start] > start)
     if window is None or not len(path):
         return path
-    # Of the queries that see a key, which stand from the start on, the one that is nearest to it.
+    # Smallest position among the block's queries up to each one: the query nearest to a key.
     nearest = np.minimum.accumulate(positions[start : start + queries])
     last = np.minimum(until[path] - start, queries) - 1
     return path[nearest[last] - positions[path] < window]
@@ -198,7 +199,7 @@ def kernel_table(
     options: StreamOptions,
     window: int | None,
 ) -> StepTable | KeyTable:
-    """Return the table of streams that a kernel needs; arguments as of :func:`step_table`."""
+    """Return the table of streams that a kernel needs; arguments as in :func:`step_table`."""
     if options.keys is not None:
         return key_table(until, positions, layout=options.keys, window=window)
     sizes = {"block": options.block, "parts": options.parts}
@@ -206,31 +207,33 @@ def kernel_table(
 
 
 def for_table(options: StreamOptions, table: str) -> StreamOptions:
-    """Return the options with this kind of tables, "steps" or "keys"; those of keys have room for any conversation."""
+    """Return the options for tables of "steps" or "keys"; tables of keys have room for any conversation."""
     if table == "steps":
         return for_kernel(options)
     return with_key_layout(options, KeyLayout.of(options.tokens, options.tokens))
 
 
 def for_kernel(options: StreamOptions) -> StreamOptions:
-    """Return the options with the kernel that takes steps."""
+    """Return the options for the kernel with step tables."""
     large = replace(options, block=STEP_BLOCK)
     return large.of_blocks(STEP_BLOCK if options.tokens >= large.multiple else LANES, kernel=True)
 
 
 def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> StreamOptions:
-    """Return the options with tables of keys that have room for these trees, which are all there are (``whole``) or
-    the first of many of their kind; but for rare ones that are much longer, whose streams get wider tables."""
+    """Return the options with key tables that fit these trees: all trees (``whole``), or the first of many.
+
+    Rare, much longer trees do not count; their streams get wider tables.
+    """
     prefixes, _, responses = (
         np.asarray(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)
     )
     lengths = prefixes + responses
     in_a_stream = options.tokens * len(trees) / sum(tree.tokens for tree in trees)
-    # All but a tree in every fourth stream, if those are half as long or less.
+    # Leave out one tree in every fourth stream if the rest is half as long or less.
     usual = int(np.quantile(lengths, 1 - min(1.0, 1 / in_a_stream) / 4, method="higher"))
     longest = usual if 2 * usual <= lengths.max() else int(lengths.max())
     response = int(responses[lengths <= longest].max())
-    if not whole:  # others are a little longer
+    if not whole:  # leave room for slightly longer trees
         longest, response = (coarse_length(length + 1, KEY_COLUMNS) for length in (longest, response))
     return with_key_layout(options, KeyLayout.of(longest, response))
 

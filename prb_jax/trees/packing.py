@@ -1,13 +1,13 @@
-"""Which trees go into which stream.
+"""Assign trees to streams.
 
-Comparisons that begin alike stand side by side, so that the beginning is computed once. It is found in the token ids,
-by nothing else: trees are put into the order of their prefixes, in which neighbours share the longest beginnings, so
-that the lengths of these beginnings say how many tokens any run of neighbours needs, and where it is best cut. First
-fit, the largest run first, says how many streams there are; then all are made about as full as each other.
+Comparisons with a common prefix are packed next to each other, so the prefix is computed once. Common prefixes are
+found only from token ids. Sorting trees by prefix makes neighbours share the longest prefixes. The lengths of these
+shared prefixes then give the tokens that a run of neighbours needs, and the best places to cut it. First fit, largest
+run first, determines the number of streams; then the streams are balanced.
 
-All choices are functions of the lengths, the ids of the prefixes and the options alone. So a continued run forms
-the same streams and gives the same bytes. How many streams a batch has decides nothing about them: they are the same on
-every mesh.
+All choices depend only on the lengths, the ids of the prefixes and the options. So a continued run forms the same
+streams and gives the same bytes. Streams do not depend on the number of streams per batch: they are the same on every
+mesh.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from prb_jax.trees.kernel_tables import KeyLayout
 
 LEAST_SHARED = 48
-"""Beginnings shorter than this (the opening of a chat template) are not worth a block of attention of their own."""
+"""Shorter common prefixes (e.g. the opening of a chat template) are not worth a separate block of attention."""
 
-_FEW = 8  # streams that are balanced one by one; of more, each is about as full as the others
+_FEW = 8  # maximum number of streams for which a shorter shape is tried; more streams are about equally full
 
 
 @dataclass(frozen=True, order=True)
 class StreamShape:
-    """The static shape of a stream: N tokens, M places where heads read, and room for tokens whose keys and values were
-    kept (:mod:`prb_jax.trees.continued`)."""
+    """Static shape of a stream: N tokens, M read places, and room for tokens with cached keys and values
+    (:mod:`prb_jax.trees.continued`)."""
 
     tokens: int
     reads: int
@@ -45,50 +45,51 @@ class StreamShape:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How streams are shaped."""
+    """Options that shape streams."""
 
-    tokens: int  # of a stream, about
-    streams: int = 1  # of a batch: one for each part that the mesh splits it into
+    tokens: int  # approximate tokens of a stream
+    streams: int = 1  # streams of a batch: one per batch shard of the mesh
     block: int = BLOCK  # tokens of a block of queries
-    parts: int = 1  # in which a mesh's axis `sequence` splits the queries of a stream
-    window: int | None = None  # of the model's sliding layers, if it has any
-    taps: int | None = None  # of the causal convolutions of the model's recurrent layers, if it has any
-    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
+    parts: int = 1  # parts into which the mesh axis `sequence` splits the queries of a stream
+    window: int | None = None  # window of the model's sliding layers, if any
+    taps: int | None = None  # taps of the causal convolutions of the model's recurrent layers, if any
+    kernel: bool = (
+        False  # True for an attention kernel with step tables: see :mod:`prb_jax.trees.kernel_tables`
+    )
     keys: KeyLayout | None = None
-    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.kernel_tables`."""
-    share: bool = True  # beginnings that comparisons have in common are computed once
+    """Layout for an attention kernel with key tables: see :mod:`prb_jax.trees.kernel_tables`."""
+    share: bool = True  # if True, common prefixes of comparisons are computed once
     program_cost: int | None = None
-    """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
-    are made shorter where this saves more. None where all streams of a shape have one length."""
+    """Cost of compiling one more program, in tokens of the model. A few streams that are less full get a shorter shape
+    if this saves more tokens. None if all streams of a shape must have one length."""
     fixed: tuple[StreamShape, ...] = ()
-    """The shapes to be used, the smallest first, and no others but for trees that fit none: those that a server has
-    compiled before its first request."""
+    """Allowed shapes, the smallest first, e.g. those that a server compiles before its first request. Only trees that
+    fit none of them get other shapes."""
 
     @property
     def multiple(self) -> int:
-        """A stream's length is a multiple of this: each part of it has whole blocks, in two runs if there are
-        several."""
+        """Divisor of every stream length: each part has whole blocks, in two runs if there are several parts."""
         return self.block * (1 if self.parts == 1 else 2 * self.parts)
 
     def of_blocks(self, block: int, **changed: Any) -> StreamOptions:
-        """Return the options with blocks of other sizes; their streams are whole blocks, of one length."""
+        """Return the options with another block size; streams are whole blocks and have one length."""
         chosen = replace(self, block=block, program_cost=None, **changed)
         return replace(chosen, tokens=round_up(chosen.tokens, chosen.multiple))
 
 
 @dataclass(frozen=True)
 class PackedStream:
-    """The trees of one stream, in the order in which they stand there."""
+    """The trees of one stream, in their order."""
 
-    shape: StreamShape  # the streams of a batch have the same
-    members: tuple[int, ...]  # positions in the list of trees that was packed, in the order of their prefixes
-    shared: tuple[int, ...]  # how many tokens each one begins with that the one before has computed already
-    tokens: int  # that are computed: of all, shared ones once, without those that were kept
+    shape: StreamShape  # the same for all streams of a batch
+    members: tuple[int, ...]  # indices in the list of packed trees, in the order of their prefixes
+    shared: tuple[int, ...]  # number of first tokens that each tree shares with the tree before it
+    tokens: int  # computed tokens: shared ones count once, cached ones do not count
 
     __repr__ = short_repr
 
 
-PackedBatch = tuple[PackedStream, ...]  # the streams of one batch, at most as many as the options say
+PackedBatch = tuple[PackedStream, ...]  # streams of one batch, at most `StreamOptions.streams`
 
 
 def pack_streams(
@@ -96,13 +97,13 @@ def pack_streams(
 ) -> list[PackedBatch]:
     """Pack trees into streams and these into batches, the longest first.
 
-    A tree that fits no stream of this shape gets one of its own, of a coarse size: few distinct ones arise.
+    A tree that does not fit this shape gets a separate stream with a rounded size, so few distinct sizes occur.
 
     Args:
-      trees: in any order.
-      shape: of the streams.
-      options: as for :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
-      kept: as of :func:`sort_trees`, at most `shape.kept` each.
+      trees: Trees in any order.
+      shape: Shape of the streams.
+      options: Options, as in :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
+      kept: Cached tokens, as in :func:`sort_trees`; at most `shape.kept` per tree.
     """
     ordered = sort_trees(trees, options, kept)
     fitting: list[Unit] = []
@@ -118,7 +119,7 @@ def pack_streams(
         )
         by_shape.setdefault(larger, []).append([unit])
     bins = first_fit(fitting, shape)
-    if len(options.fixed) <= 1:  # otherwise one that is left nearly empty may be a shorter one
+    if len(options.fixed) <= 1:  # with several shapes, a nearly empty stream can get a shorter shape
         bins = balanced(bins, shape)
     lengths = options.fixed or _short(bins, shape, options)
     for units in bins:
@@ -132,7 +133,7 @@ def pack_streams(
 
 
 def in_batches(streams: Sequence[PackedStream], options: StreamOptions) -> list[PackedBatch]:
-    """Return streams of one shape as batches, in their order."""
+    """Group streams of one shape into batches, in order."""
     return [
         tuple(streams[start : start + options.streams]) for start in range(0, len(streams), options.streams)
     ]
@@ -147,30 +148,29 @@ def coarse_length(tokens: int, block: int) -> int:
 class SortedTrees:
     """Trees in the order of their prefixes. int64 [n] arrays."""
 
-    order: np.ndarray  # the index of the tree at each place
+    order: np.ndarray  # index of the tree at each place
     tokens: np.ndarray
-    """Tokens of the tree at each place, computed alone; equal responses count once."""
-    reads: np.ndarray  # its responses
+    """Tokens of each tree by itself; equal responses count once."""
+    reads: np.ndarray  # number of responses of each tree
     shared: np.ndarray
-    """How many tokens it begins with that the tree at the place before begins with too; 0 where that is fewer than
-    :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
+    """Length of the prefix shared with the tree at the place before; 0 at place 0, and 0 below :data:`LEAST_SHARED`
+    unless both whole prefixes are equal."""
     kept: np.ndarray
-    """Of how many of its first tokens keys and values were kept, so that they are not computed."""
+    """Number of first tokens with cached keys and values, which are not computed."""
     repeated: np.ndarray = field(default_factory=lambda: np.zeros((3, 0), np.int64))
-    """[3, n]: of each response that several trees with one prefix have, and of each of these: the tree's place, in
-    ascending order, the number of the response, and its tokens. They are computed once in a stream."""
+    """[3, n], responses that occur in several trees with the same prefix, one column per occurrence: the tree's place,
+    in ascending order, the number of the response, and its tokens. A stream computes each such response once."""
 
     __repr__ = short_repr
 
     def saved(self, which: slice | np.ndarray) -> int:
-        """Return the tokens that are not computed again, of these columns of `repeated`."""
+        """Return the number of tokens saved by computing the responses in these columns of `repeated` once."""
         _, numbers, tokens = self.repeated[:, which]
         first = np.unique(numbers, return_index=True)[1]
         return int(tokens.sum() - tokens[first].sum())
 
     def shared_by(self, place: int, later: int) -> int:
-        """Return how many tokens the trees at two places begin with alike: the least of what neighbours between them
-        share."""
+        """Return the length of the prefix that the trees at two places share: the minimum of `shared` between them."""
         return int(self.shared[place + 1 : later + 1].min())
 
 
@@ -180,29 +180,29 @@ class Unit:
 
     start: int
     stop: int
-    tokens: int  # that are computed for them, shared beginnings once
-    reads: int  # their responses
-    kept: int = 0  # tokens that they see besides
+    tokens: int  # computed tokens; shared prefixes count once
+    reads: int  # number of responses
+    kept: int = 0  # number of cached tokens
 
 
 def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int] = ()) -> SortedTrees:
-    """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are.
+    """Sort trees by prefix; the sort is stable. Without sharing, trees keep their order.
 
     Args:
-      trees: in any order.
-      options: say whether beginnings are shared.
-      kept: of how many of the first tokens of each tree keys and values were kept; none if not given.
+      trees: Trees in any order.
+      options: Options of streams; `share` turns sorting on.
+      kept: Number of first tokens of each tree with cached keys and values; 0 if not given.
     """
     order = list(range(len(trees)))
     if options.share:
-        # Big-endian bytes sort as the ids do.
+        # Big-endian bytes sort in the order of the ids.
         keys = [tree.prefix.astype(">i4").tobytes() for tree in trees]
         order.sort(key=keys.__getitem__)
     shared = np.zeros(len(order), np.int64)
     for place in range(1, len(order) if options.share else 0):
         before, prefix = trees[order[place - 1]].prefix, trees[order[place]].prefix
         run = common_run([before, prefix])
-        # Equal ones are one, however short: equal conversations then have equal scores, to the last bit.
+        # Equal prefixes are always shared, so equal conversations have bitwise equal scores.
         shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
 
     def tokens_of(tree: Tree) -> int:
@@ -232,12 +232,12 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
 
 
 def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
-    """Return the trees, of which those that have a conversation in common are divided into prefix and responses alike.
+    """Return the trees with the same split into prefix and responses for trees with a common conversation.
 
-    So such a conversation is computed once in a stream. A prefix becomes shorter by at most :data:`LEAST_SHARED`
-    tokens, which its own responses then do not share.
+    A stream then computes the common conversation once. Prefixes become shorter by at most :data:`LEAST_SHARED` tokens,
+    which the responses of their tree no longer share.
     """
-    group = list(range(len(trees)))  # of each tree the number of its group
+    group = list(range(len(trees)))  # group of each tree
     members = {index: [index] for index in group}
     shortest, longest = ([len(tree.prefix) for tree in trees] for _ in range(2))
     first: dict[bytes, int] = {}
@@ -258,7 +258,7 @@ def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
 
 
 def _divided_at(tree: Tree, length: int) -> Tree:
-    """The tree with a prefix of so many tokens, at most as many as it has."""
+    """Return the tree with its prefix cut to `length` tokens; the rest moves to the responses."""
     moved = tree.prefix[length:]
     if not len(moved):
         return tree
@@ -271,10 +271,10 @@ def _divided_at(tree: Tree, length: int) -> Tree:
 
 
 def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: int = 0) -> list[Unit]:
-    """Cut the sorted trees into units that fit a stream, so that as little as possible is computed twice.
+    """Cut the sorted trees into units that fit a stream, with as few tokens as possible computed twice.
 
-    Trees without a common beginning are never in one unit. A beginning whose trees do not fit together is
-    repeated; so is nothing else. A single tree that does not fit is a unit of its own all the same.
+    Trees without a common prefix are never in one unit. Only a prefix whose trees do not fit together is repeated. A
+    single tree that does not fit is still a unit.
     """
     tokens_before, reads_before, shared_before, kept_before, both_before = (
         np.concatenate([[0], np.cumsum(counts)])
@@ -323,7 +323,7 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: 
 
 
 def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
-    """Bins of units: the largest unit first, into the first bin with room for its tokens and its reads."""
+    """Pack units into bins: the largest unit first, into the first bin with room for its tokens and reads."""
     room = np.empty((len(units), 3), np.int64)
     bins: list[list[Unit]] = []
     for unit in _largest_first(units):
@@ -339,8 +339,10 @@ def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[Unit]]:
 
 
 def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
-    """As many bins, none much fuller than another: the largest unit first, into the bin with the most room for its
-    tokens; the same bins where this finds no place for a unit."""
+    """Return the same number of bins, about equally full: the largest unit first, into the bin with the most room.
+
+    If a unit then fits no bin, the given bins are returned.
+    """
     room = np.tile(np.asarray([shape.tokens, shape.reads, shape.kept], np.int64), (len(bins), 1))
     even: list[list[Unit]] = [[] for _ in bins]
     for unit in _largest_first([unit for units in bins for unit in units]):
@@ -355,7 +357,7 @@ def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
 
 
 def _short(bins: list[list[Unit]], shape: StreamShape, options: StreamOptions) -> tuple[StreamShape, ...]:
-    """A shorter shape for those of a few streams that fit it, where it saves more tokens than its program costs."""
+    """Return a shorter shape for less full streams, if it saves more tokens than its program costs; else nothing."""
     if options.program_cost is None or not 1 < len(bins) <= _FEW:
         return ()
     filled = [round_up(total_tokens(units), options.multiple) for units in bins]
@@ -371,12 +373,12 @@ def _largest_first(units: Sequence[Unit]) -> list[Unit]:
 
 
 def total_tokens(units: Sequence[Unit]) -> int:
-    """Tokens that units need together."""
+    """Return the total tokens of units."""
     return sum(unit.tokens for unit in units)
 
 
 def total_reads(units: Sequence[Unit]) -> int:
-    """Read places of units together."""
+    """Return the total read places of units."""
     return sum(unit.reads for unit in units)
 
 
@@ -386,13 +388,13 @@ def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
-    """A stream of these units; units that were cut apart share their beginning again where they meet."""
+    """Return a stream of these units; adjacent units that were cut apart share their prefix again."""
     ordered = sorted(units, key=lambda unit: unit.start)
     return packed_stream(trees, [place for unit in ordered for place in range(unit.start, unit.stop)], shape)
 
 
 def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:
-    """Return a stream of the trees at these places, which are in ascending order; there may be none."""
+    """Return a stream of the trees at these places, which are in ascending order and may be empty."""
     shared = [trees.shared_by(*pair) for pair in itertools.pairwise(places)]
     chosen, begun = np.asarray(places, np.int64), np.asarray([0, *shared][: len(places)], np.int64)
     kept = np.maximum(trees.kept[chosen] - begun, 0)

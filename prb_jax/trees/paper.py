@@ -1,4 +1,4 @@
-"""Trees as the paper's scripts make them: a conversation that is too long loses its end, response first."""
+"""Trees of the paper protocol: a conversation that is too long loses its end, response first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 
 def encode_paper(encoder: Encoder, comparisons: Sequence[Comparison], pad_token_id: int | None) -> list[Tree]:
-    """Return the trees of comparisons, each conversation cut at its end; arguments as of `encode_comparisons`."""
+    """Return the trees of comparisons, each conversation cut at its end; arguments as in `encode_comparisons`."""
     chat = encoder.tokenizer
     if not isinstance(chat, ChatTokenizer):
         raise DataError(
@@ -46,7 +46,7 @@ def _cut_ends(
 
 
 def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:
-    """The position at which transformers reads a score: the rightmost id that is not padding (else 0)."""
+    """Return the position at which transformers reads a score: the rightmost id that is not padding, or 0."""
     if pad_token_id is None:
         return len(ids) - 1
     positions = np.flatnonzero(ids != pad_token_id)

@@ -1,10 +1,9 @@
-"""Where the tokens of responses are read in packed streams: from the state in front of each.
+"""Places in packed streams of the states that predict the tokens of responses.
 
-The state in front of a token is that of the token before it in its conversation. In front of the first token of a
-response this is the last token of the prefix, which all responses of a tree share. So R tokens have R + 1 states: the
-last one has seen all of them.
+The state of the preceding token predicts a token. For the first token of a response, this is the last token of the
+prefix, which all responses of a tree share. So R tokens have R + 1 states; the last state has seen all R tokens.
 
-Letters: S streams of N tokens, M states that are read in each, K responses that each has room for, R tokens of a
+Letters: S streams of N tokens, M states to read in each stream, room for K responses per stream, R tokens of a
 response.
 """
 
@@ -25,18 +24,18 @@ from prb_jax.trees.tree import Tree
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Reads:
-    """Where the responses of S streams are read."""
+    """Read places of the responses of S streams."""
 
-    # int32 [S, M], of the state before each token of each response, and of that behind its last token
+    # int32 [S, M], places of the state before each token of each response, and of the state of its last token
     places: np.ndarray | jax.Array
-    tokens: np.ndarray | jax.Array  # int32 [S, M], the token after each of these states; 0 behind a last one
-    # int32 [S, K, R + 1], which of the M states are those of each response; 0 at padding
+    tokens: np.ndarray | jax.Array  # int32 [S, M], token after each of these states; 0 after a last one
+    # int32 [S, K, R + 1], indices of each response's states among the M states; 0 at padding
     index: np.ndarray | jax.Array
 
     __repr__ = short_repr
 
     def by_response(self, values: jax.Array) -> jax.Array:
-        """Values [S, M] of the states as [S, K, R + 1]."""
+        """Return values [S, M] of the states as [S, K, R + 1]."""
         index = jnp.asarray(self.index)
         return jnp.take_along_axis(values, index.reshape(len(index), -1), axis=1).reshape(index.shape)
 
@@ -44,13 +43,13 @@ class Reads:
 def response_reads(
     batch: StreamBatch, trees: Sequence[Sequence[Tree]], *, columns: int, room: Callable[[int], int]
 ) -> Reads:
-    """Return where the responses of a batch of the host are read.
+    """Return the read places of the responses of a host batch.
 
     Args:
-      batch: packed streams.
-      trees: those of each stream, in their order there.
-      columns: R; of longer responses the index has the first tokens.
-      room: gives M, from the number of states of the stream with the most of them.
+      batch: Packed streams.
+      trees: Trees of each stream, in their order.
+      columns: R; the index of a longer response covers only its first tokens.
+      room: Returns M for the maximum number of states in a stream.
     """
     ends, previous = np.asarray(batch.ends), np.asarray(batch.previous)
     index = np.zeros((*ends.shape, columns + 1), np.int32)

@@ -1,8 +1,8 @@
 """Plain sequences in batches of a few shapes, for encoders.
 
-The states of an encoder depend on everything that follows, so nothing of a sequence can be computed for another one.
-Only equal sequences are computed once. Sequences of like length share a batch. Which shapes batches have is a function
-of the lengths and the options alone, so a continued run forms the same batches and gives the same bytes.
+The states of an encoder depend on later tokens too, so sequences cannot share the computation of a prefix; only equal
+sequences are computed once. Sequences of similar length share a batch. The shapes of batches depend only on the lengths
+and the options, so a continued run forms the same batches and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from prb_jax.platform.sharding import mesh_shape
 from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import PlannedBatch, Tree
 
-# Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of attention should stay in
-# the cache: per token, sequences of 512 take 1.6 times as long in batches of 16,384.
+# Padded tokens of a batch per batch shard of the mesh. On CPUs attention scores should fit the cache: per token,
+# sequences of 512 take 1.6 times as long in batches of 16,384.
 TOKENS_PER_SHARD = {"cpu": 1_024, "gpu": 65_536, "tpu": 32_768}
 
-# What a device computes while a program is compiled for it.
+# FLOPs that a device could compute during the compilation of a program.
 PROGRAM_FLOPS = {"cpu": 1e11, "gpu": 5e14, "tpu": 5e14}
 
 STEP = 8  # the lengths of batches are multiples of this
 
 MOST_SAVED = 200
-"""A length of its own must save at least this part of all tokens, however many there are."""
+"""A further length must save at least 1 / MOST_SAVED of all tokens."""
 
 GROUP = 16
-"""Comparisons of about so many batches are finished together: a run that is killed loses a few groups."""
+"""Approximate number of batches whose comparisons are finished together: a killed run loses a few groups."""
 
 
 @jax.tree_util.register_dataclass
@@ -45,29 +45,29 @@ class SequenceBatch:
     tokens: np.ndarray | jax.Array  # [S, L] token ids
     lengths: np.ndarray | jax.Array  # [S], 0 in rows without a sequence
     places: np.ndarray | jax.Array | None = None
-    """[B, K], the row of each response of each comparison; a scorer gives [B, K] with it, and [S] without."""
+    """[B, K], row of each response of each comparison. With it a scorer returns [B, K], without it [S]."""
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """How batches of sequences are shaped."""
+    """Options that shape batches of sequences."""
 
-    tokens: int  # of a batch with its padding, at most, where `divisor` rows allow it
+    tokens: int  # maximum tokens of a batch including padding; a batch has at least `divisor` rows
     limit: int  # tokens of the longest sequence
-    divisor: int = 1  # rows of a batch are a multiple of this: the parts that the mesh splits it into
-    program_cost: float = 0  # what compiling one more program costs, in tokens of the model
+    divisor: int = 1  # rows of a batch are a multiple of this, the batch shards of the mesh
+    program_cost: float = 0  # cost of compiling one more program, in tokens of the model
     fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By length the rows that batches may have, in ascending order: a server has compiled these shapes before its first
-    request. Empty: lengths and rows are chosen for what is there."""
+    """Length -> allowed rows of batches, in ascending order: the shapes that a server compiles before its first
+    request. If empty, lengths and rows are chosen from the data."""
 
     def most_rows(self, length: int) -> int:
-        """Return the rows of a full batch."""
+        """Return the number of rows of a full batch."""
         return max(self.tokens // length // self.divisor, 1) * self.divisor
 
     def rows(self, length: int, waiting: int) -> int:
-        """Return the rows of a batch when so many sequences wait for one."""
+        """Return the number of rows of the next batch if `waiting` sequences are left."""
         if self.fixed:
             return next((rows for rows in self.fixed[length] if rows >= waiting), self.fixed[length][-1])
         most = self.most_rows(length)
@@ -75,10 +75,10 @@ class SequenceOptions:
         return few if (most - few) * length > self.program_cost else most
 
     def batches(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
-        """Put the sequences of trees into batches by length; what an earlier group computes too is computed once."""
+        """Yield batches of the trees' sequences by length; a sequence of several groups is computed once."""
         plan = plan_sequences(trees, self)
-        makers: dict[int, SequenceGroup] = {}  # of each batch the group for which it is made
-        scores: dict[int, np.ndarray] = {}  # of each sequence
+        makers: dict[int, SequenceGroup] = {}  # batch -> the group that makes it
+        scores: dict[int, np.ndarray] = {}  # sequence -> score
 
         def make(group: SequenceGroup) -> list[SequenceBatch]:
             own = [number for number in group.batches if makers.setdefault(number, group) is group]
@@ -104,13 +104,13 @@ class SequenceOptions:
 def sequence_options(
     mesh: Mesh, *, limit: int, flops_per_token: float, batch_tokens: int | None = None
 ) -> SequenceOptions:
-    """Return how sequences of at most `limit` tokens are batched on these devices.
+    """Return the options for sequences of at most `limit` tokens on these devices.
 
     Args:
-      mesh: devices; rows of a batch are split over ``data`` and ``fsdp``.
-      limit: tokens of the longest sequence.
-      flops_per_token: operations of the model for one token.
-      batch_tokens: takes the place of the devices' own number of tokens in a batch.
+      mesh: Device mesh; rows of a batch are split over ``data`` and ``fsdp``.
+      limit: Tokens of the longest sequence.
+      flops_per_token: FLOPs of the model per token.
+      batch_tokens: Tokens of a batch, instead of the default for these devices.
     """
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     return SequenceOptions(
@@ -123,11 +123,11 @@ def sequence_options(
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Which sequences make up one batch."""
+    """The sequences of one batch."""
 
-    rows: int  # S; those beyond `members` are empty
+    rows: int  # S; rows beyond `members` are empty
     length: int  # L
-    members: tuple[int, ...]  # positions in the list of sequences, at most `rows`
+    members: tuple[int, ...]  # indices in the list of sequences, at most `rows`
 
     __repr__ = short_repr
 
@@ -135,12 +135,12 @@ class PackedSequences:
 def pack_sequences(
     lengths: Sequence[int] | np.ndarray, order: Sequence[int], options: SequenceOptions
 ) -> list[PackedSequences]:
-    """Cut sequences, in this order, into batches, of which only the last one may stay partly empty.
+    """Cut sequences, in this order, into batches; only the last batch can be partly empty.
 
     Args:
-      lengths: tokens of each sequence, at most the limit of the options.
-      order: positions of the sequences; those of like length stand side by side.
-      options: how batches are shaped.
+      lengths: Tokens of each sequence, at most the limit of the options.
+      order: Indices of the sequences, with similar lengths next to each other.
+      options: Options of batches.
     """
     sizes = np.maximum(np.asarray(lengths, np.int64)[list(order)], 1)
     tops = sorted(options.fixed) or choose_lengths(sizes, options)
@@ -163,15 +163,15 @@ def pack_sequences(
 
 
 def choose_lengths(lengths: np.ndarray, options: SequenceOptions) -> list[int]:
-    """Return the lengths, in ascending order, to which these are padded at the least cost of padding and programs."""
+    """Return the padded lengths, in ascending order, with the least total cost of padding and programs."""
     if not len(lengths):
         return []
-    # Steps of a sixteenth to a thirty-second: there are few distinct lengths, whatever the data.
+    # Steps of a sixteenth to a thirty-second, so any data have few distinct lengths.
     steps = np.maximum(STEP, 1 << np.maximum(np.frexp(lengths)[1] - 5, 0))
     tops, counts = np.unique(np.minimum(-(-lengths // steps) * steps, options.limit), return_counts=True)
     ends = np.concatenate([[0], np.cumsum(counts)])
     program = max(options.program_cost, float(lengths.sum()) / MOST_SAVED)
-    # The cheapest way to pad the shortest n lengths, for every n: the last shape holds those from `begins` on.
+    # Cheapest way to pad the shortest n lengths, for every n; the last shape covers lengths from `begins` on.
     costs, begins = np.zeros(len(tops) + 1), np.zeros(len(tops) + 1, np.int64)
     for n, top in enumerate(tops, start=1):
         tried = costs[:n] + (ends[n] - ends[:n]) * top + program
@@ -186,7 +186,7 @@ def choose_lengths(lengths: np.ndarray, options: SequenceOptions) -> list[int]:
 
 
 def make_sequence_batch(sequences: Sequence[np.ndarray], packed: PackedSequences) -> SequenceBatch:
-    """Lay the sequences of a batch out."""
+    """Return the arrays of a batch."""
     tokens, lengths = np.zeros((packed.rows, packed.length), np.int32), np.zeros(packed.rows, np.int32)
     for row, member in enumerate(packed.members):
         tokens[row, : len(sequences[member])] = sequences[member]
@@ -196,21 +196,21 @@ def make_sequence_batch(sequences: Sequence[np.ndarray], packed: PackedSequences
 
 @dataclass(frozen=True)
 class DistinctSequences:
-    """The sequences of trees, equal ones once."""
+    """The distinct sequences of trees."""
 
     sequences: list[np.ndarray]  # int32, each a prompt with a response
-    places: list[list[int]]  # for each tree the place of the sequence of each response
+    places: list[list[int]]  # for each tree, the index of each response's sequence
 
     __repr__ = short_repr
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sequence, int64."""
+        """Number of tokens of each sequence, int64."""
         return np.asarray([len(sequence) for sequence in self.sequences], np.int64)
 
 
 def distinct_sequences(trees: Sequence[Tree]) -> DistinctSequences:
-    """Return the sequences of trees."""
+    """Return the distinct sequences of trees."""
     known: dict[bytes, int] = {}
     found = DistinctSequences([], [])
     for tree in trees:
@@ -223,7 +223,7 @@ def distinct_sequences(trees: Sequence[Tree]) -> DistinctSequences:
 
 
 def batch_of_trees(trees: Sequence[Tree], options: SequenceOptions) -> SequenceBatch:
-    """Return one batch of all sequences of trees, with the place of each response; rows beyond the trees are empty."""
+    """Return one batch of all sequences of trees, with the row of each response; further rows are empty."""
     found = distinct_sequences(trees)
     count, longest = len(found.sequences), int(found.lengths.max())
     whole = PackedSequences(
@@ -237,18 +237,18 @@ def batch_of_trees(trees: Sequence[Tree], options: SequenceOptions) -> SequenceB
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """Comparisons whose scores are known once some batches are computed."""
+    """Comparisons that are finished together, and the batches that they need."""
 
-    members: tuple[int, ...]  # positions in the list of trees
+    members: tuple[int, ...]  # indices in the list of trees
     batches: tuple[
         int, ...
-    ]  # all batches that hold a sequence of theirs; some may be those of earlier groups too
-    tokens: int  # of the sequences that no earlier group has
+    ]  # all batches with a sequence of the members, possibly shared with earlier groups
+    tokens: int  # tokens of the sequences that are not in earlier groups
 
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """The batches of a window of trees."""
+    """The batches and groups of a window of trees."""
 
     found: DistinctSequences
     batches: list[PackedSequences]
@@ -266,12 +266,12 @@ def plan_sequences(trees: Sequence[Tree], options: SequenceOptions) -> SequenceP
     lengths = found.lengths
     longest = [lengths[places].max() for places in found.places]
     owners, group_of = np.full(len(lengths), -1), np.zeros(len(trees), np.int64)
-    begun = 0  # tokens of the groups
+    begun = 0  # tokens in the groups so far
     for tree in np.argsort(-np.asarray(longest), kind="stable"):
         fresh = [place for place in set(found.places[tree]) if owners[place] < 0]
         owners[fresh] = group_of[tree] = 0 if options.fixed else begun // (GROUP * options.tokens)
         begun += int(lengths[fresh].sum())
-    # Every second group begins with its shortest sequence: where groups meet, lengths are alike.
+    # Every second group is sorted in ascending order, so lengths are similar where groups meet.
     order = np.lexsort((np.where(owners % 2, lengths, -lengths), owners)).tolist()
     batches = pack_sequences(lengths, order, options)
     batch_of = np.zeros(len(lengths), np.int64)

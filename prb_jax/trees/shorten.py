@@ -1,4 +1,4 @@
-"""Shortens a prompt that does not fit its length limit, losing as little as possible from its start."""
+"""Shorten a prompt to fit its length limit, cutting as little as possible from its start."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from prb_jax.trees.encode import ESTIMATE_SLACK, Encoder, TooLongError, longest
 
 Fits = Callable[[Sequence[Message]], bool]
 
-SHORT = "."  # a response that stands in the place of a long one while prompts are measured
+SHORT = "."  # replaces a long response while the lengths of prompts are measured
 
 LONGEST_MEAN_WORD = 24
-"""Text whose blank-separated words are longer than this on average (Chinese, base64) is cut by characters."""
+"""Text with longer blank-separated words on average (e.g. Chinese, base64) is cut between any characters."""
 
 
 def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message, ...] | None:
-    """The longest version of `messages` that fits, or None if none does.
+    """Return the longest version of `messages` that fits, or None if none does.
 
-    Earlier turns go first, whole and the oldest first, always up to a user's turn so that roles
-    still alternate. Then the start of the longer of question and system message is cut, then that
-    of the other. The last word of the question always stays; a system message may go entirely. Tool calls behind the
-    question and their results are never cut.
+    Whole earlier turns are removed first, the oldest first, always up to a user turn, so roles still alternate. Then
+    the start of the question or of the system message is cut, whichever is longer, and then the start of the other. The
+    last word of the question always stays; a system message can be removed entirely. Tool calls after the question and
+    their results are never cut.
 
     Args:
-      messages: an optional system message, then turns that end with the user's question or with tool results.
-      fits: whether the conversation with this prompt is within the limit. Taken to be monotone:
-        what is shorter fits where something longer does.
+      messages: An optional system message, then turns that end with the user's question or with tool results.
+      fits: Returns True if the conversation with this prompt is within the limit. It must be monotone: if a prompt
+        fits, shorter ones fit too.
     """
     if not messages:
         return None
@@ -63,8 +63,8 @@ def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message,
 
 
 def shortest_prompts(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """The shortest prompts that `shorten_prompt` tries: the last word of the question, alone or after that of a
-    system message (a template may put a system message of its own where there is none)."""
+    """Return the shortest prompts that `shorten_prompt` tries: the last word of the question, without and with the
+    last word of a system message. Some templates add a default system message if there is none."""
 
     def last_word(message: Message) -> Message:
         return message.with_content(message.content[cut_places(message.content)[-1] :])
@@ -78,7 +78,7 @@ def shortest_prompts(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 def _cut_system(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message, ...], bool]:
-    """The prompt with as much of the end of its system message as fits (else none of it)."""
+    """Return the prompt with the longest end of its system message that fits, or without it; and whether it fits."""
     *system, question = prompt
     if not system:
         return prompt, False
@@ -95,7 +95,7 @@ def _cut_system(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message,
 
 
 def _cut_question(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message, ...], bool]:
-    """The prompt with as much of the end of its question as fits (else its last word)."""
+    """Return the prompt with the longest end of its question that fits, or its last word; and whether it fits."""
     *system, question = prompt
     places = cut_places(question.content)
 
@@ -107,7 +107,7 @@ def _cut_question(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Messag
 
 
 def cut_places(text: str) -> list[int]:
-    """Where `text` may begin after a cut: at its words, or at any character if it has hardly any blanks."""
+    """Return the indices at which `text` can begin after a cut: its words, or any character if it has few blanks."""
     words = [match.start() for match in re.finditer(r"\S+", text)]
     if not words or len(text) > LONGEST_MEAN_WORD * len(words):
         return list(range(len(text))) or [0]
@@ -115,7 +115,7 @@ def cut_places(text: str) -> list[int]:
 
 
 def _first(count: int, holds: Callable[[int], bool]) -> int | None:
-    """The first of 0..count-1 for which `holds` is true, given that it stays true once it is."""
+    """Return the first of 0..count-1 for which `holds` is true; `holds` must be monotone. None if there is none."""
     if count == 0 or not holds(count - 1):
         return None
     return bisect.bisect_left(range(count - 1), True, key=holds)
@@ -124,9 +124,9 @@ def _first(count: int, holds: Callable[[int], bool]) -> int | None:
 def shortened_prompt(
     encoder: Encoder, comparison: Comparison, without_posts: list[np.ndarray], limit: int
 ) -> tuple[list[np.ndarray], int] | TooLongError:
-    """Return the K conversations without posts and with a prompt cut to fit, and the tokens that costs.
+    """Return the K conversations without posts and with a shortened prompt, and the number of tokens cut.
 
-    A long response is encoded once: short ones in its place tell how much room the shortest prompt would give it.
+    Long responses are encoded only once: a short response in their place measures the length of the shortest prompt.
     """
     seen, whole = encoder.visible(comparison, 0), longest(without_posts)
     encoded = {seen.prefix_messages: without_posts}
@@ -145,7 +145,7 @@ def shortened_prompt(
 
     if all(
         message.role != "user" for message in seen.prefix_messages
-    ):  # responses are never cut, nor rendered text
+    ):  # responses and rendered text are never cut
         return too_long(list(map(len, without_posts)))
     if max(len(text.encode()) for text in seen.responses) > limit:
         prompt = longest(encode(seen.prefix_messages, (SHORT,)))

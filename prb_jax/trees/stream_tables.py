@@ -1,6 +1,6 @@
-"""Who sees whom in a stream, as a table: which blocks of queries and keys meet, for the XLA program.
+"""Visibility tables of streams for the XLA program: which blocks of queries see which blocks of keys.
 
-The tables of kernels are in :mod:`prb_jax.trees.kernel_tables`.
+Tables for kernels are in :mod:`prb_jax.trees.kernel_tables`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 from prb_jax.errors import short_repr
 
 BLOCK = 128
-"""Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
+"""Tokens of a block of queries, and of a block of keys: the work on two such blocks fits the caches of a core."""
 
 CHUNK = 64
-"""Most tokens of a chunk of a recurrent layer: longer ones have fewer steps, and more products within each."""
+"""Maximum tokens of a chunk of a recurrent layer: longer chunks need fewer steps but more products per step."""
 
 
 def round_up(size: int, multiple: int) -> int:
-    """Return the least multiple that is not below the size."""
+    """Round a size up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def query_order(blocks: int, parts: int) -> np.ndarray:
-    """Return which blocks of queries each part of a mesh's axis ``sequence`` computes, int64 [parts, blocks / parts].
+    """Return the blocks of queries for each part of the mesh axis ``sequence``, int64 [parts, blocks / parts].
 
-    Of twice as many runs of blocks as there are parts each part has one from the front and one from the back: where
-    every token sees all before it, all parts have the same work. A run with an even number comes first: the two
-    halves of a part's own tokens, one of which has an even number, go to different parts as a whole."""
+    The blocks form 2 * parts runs. Each part computes one run from the front and one from the back, so all parts have
+    equal work in a causal stream. The run with the even number comes first: of the two halves of a part's own tokens
+    one has an even number, so each half moves as a whole to one part."""
     if parts == 1:
         return np.arange(blocks)[None]
     runs = np.arange(blocks).reshape(2 * parts, -1)
@@ -41,12 +41,12 @@ def query_order(blocks: int, parts: int) -> np.ndarray:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockTable:
-    """Which blocks of S streams of N tokens meet. int32 arrays."""
+    """Visible pairs of blocks of S streams of N tokens. int32 arrays."""
 
     keys: np.ndarray | jax.Array
-    """[S, N / BLOCK, N / BLOCK], for each block of queries the numbers of the blocks of keys of which one of its
-    queries sees something: first those of which all queries see all, so that nothing has to be masked."""
-    # [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not; a block of padding has none
+    """[S, N / BLOCK, N / BLOCK], for each block of queries the indices of the blocks of keys that it sees at least
+    partly; first the blocks that all its queries see completely, which need no mask."""
+    # [S, N / BLOCK, 2], numbers of completely and of partly visible blocks of keys; 0 for a block of padding
     counts: np.ndarray | jax.Array
 
     __repr__ = short_repr
@@ -55,12 +55,12 @@ class BlockTable:
 def block_table(
     until: np.ndarray, positions: np.ndarray, used: np.ndarray, *, window: int | None
 ) -> BlockTable:
-    """Return which blocks of streams meet.
+    """Return the visible pairs of blocks of streams.
 
     Args:
-      until, positions: int32 [S, N], N a multiple of :data:`BLOCK`.
-      used: of each stream how many tokens it has.
-      window: as of :func:`meeting_blocks`.
+      until, positions: Arrays of a stream batch, int32 [S, N]; N is a multiple of :data:`BLOCK`.
+      used: Number of tokens of each stream.
+      window: Window, as in :func:`meeting_blocks`.
     """
     ranks = []
     for stream in zip(until, positions, used, strict=True):
@@ -77,20 +77,20 @@ def block_table(
 def meeting_blocks(
     until: np.ndarray, positions: np.ndarray, used: int, *, block: int, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which blocks of queries and keys of one stream meet.
+    """Return the visible pairs of blocks of queries and keys of one stream.
 
     Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
 
     Args:
-      until: int32 [N], N a multiple of the block.
-      positions: int32 [N].
-      used: tokens of the stream; what follows is padding.
-      block: tokens of a block of queries, and of one of keys.
-      window: None for no window.
+      until: Array of a stream, int32 [N]; N is a multiple of the block.
+      positions: Positions in conversations, int32 [N].
+      used: Number of tokens of the stream, without padding.
+      block: Tokens of a block of queries, and of a block of keys.
+      window: Window of sliding layers; None for no window.
 
     Returns:
-      bool [N / block, N / block] of queries and keys, twice: some query sees some key, and all queries see all keys.
-      Blocks of padding meet themselves, or none.
+      Two arrays bool [N / block, N / block] over queries and keys: some query sees some key; all queries see all keys.
+      A block of padding sees itself or nothing.
     """
     starts = np.arange(len(until) // block) * block
     last, first = until.reshape(-1, block).max(axis=1), until.reshape(-1, block).min(axis=1)
@@ -105,14 +105,14 @@ def meeting_blocks(
 def _within_window(
     until: np.ndarray, positions: np.ndarray, real: int, block: int, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool [queries, keys] twice: some pair of tokens that see each other is within the window; all pairs are."""
+    """Return two arrays bool [queries, keys]: some visible pair of tokens is within the window; all pairs are."""
     count = len(until) // block
     places = np.arange(len(until))
     near, whole = np.zeros((count, count), bool), np.zeros((count, count), bool)
     for query in range(real):
         low, high = query * block, (query + 1) * block
-        # Keys before the block: queries of the trees that begin within it see none of them. The nearest of the
-        # others bounds the distance from below.
+        # Trees that begin within the block see no keys before it. The smallest position of the other queries
+        # bounds the distance from below.
         of_queries = positions[low:high]
         begins = np.flatnonzero(of_queries == 0)
         before = of_queries[: begins[0]] if len(begins) else of_queries

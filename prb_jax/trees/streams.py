@@ -1,14 +1,13 @@
-"""The arrays of packed streams: trees back to back without a gap, in a fixed number of tokens.
+"""Arrays of packed streams: trees back to back without gaps, in a fixed number of tokens.
 
-A stream is a forest in which every conversation is a path. Its tokens stand in the order in which one walks
-through the trees (a common beginning, then each of what follows it, one after the other), so that whatever follows
-a token in any conversation lies in one run of places behind it, which ends at ``until``. This one number says who
-sees whom:
+A stream is a forest, and every conversation is a path in it. Tokens are in depth-first order: a common prefix, then
+each of its continuations. So all tokens that follow a token in any conversation are one run of places after it, which
+ends at ``until``. This one number defines visibility:
 
     the token at place i sees the token at place j   if and only if   j <= i < until[j]
 
-(and, in layers with a sliding window, if ``positions[i] - positions[j] < window``). It holds for any depth: a
-profile, its questions, and the responses to each.
+(and, in layers with a sliding window, if ``positions[i] - positions[j] < window``). The rule holds for any depth, e.g.
+a profile, its questions, and the responses to each question.
 """
 
 from __future__ import annotations
@@ -36,42 +35,42 @@ if TYPE_CHECKING:
 class StreamBatch:
     """S streams of N tokens with M read places each. A JAX pytree of int32 arrays.
 
-    Padding stands at the end of a stream: token 0 at position 0, which only sees itself. Unused read places are 0.
+    Padding at the end of a stream is token 0 at position 0, which only sees itself. Unused read places are 0.
     """
 
-    tokens: np.ndarray | jax.Array  # [S, N] token ids
-    positions: np.ndarray | jax.Array  # [S, N], of each token in its conversation
-    until: np.ndarray | jax.Array  # [S, N]: a token is seen from its own place up to this one, exclusive
-    # [S, N], the place of the token before it in its conversation; -1 for a first one
+    tokens: np.ndarray | jax.Array  # [S, N], token ids
+    positions: np.ndarray | jax.Array  # [S, N], position of each token in its conversation
+    until: np.ndarray | jax.Array  # [S, N]: a token is visible from its own place up to this place, exclusive
+    # [S, N], place of the preceding token in the conversation; -1 for a first token
     previous: np.ndarray | jax.Array
-    reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
+    reads: np.ndarray | jax.Array  # [S, M], places of the tokens at which heads read scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
     blocks: BlockTable | StepTable | KeyTable
-    """Which blocks meet in attention, for a program, as the steps of a kernel, or as the keys that one is given."""
+    """Visibility table of attention: for the XLA program, for a kernel with steps, or for a kernel with keys."""
     window_blocks: BlockTable | StepTable | KeyTable | None
-    """The same in layers with a sliding window; None for a model without any too."""
-    chunks: ChunkTable | None = None  # in which recurrent layers run; None for a model without any
+    """The same table for layers with a sliding window; None for a model without such layers."""
+    chunks: ChunkTable | None = None  # chunks of recurrent layers; None for a model without such layers
     places: np.ndarray | jax.Array | None = None
-    """[B, K], of each response of B trees which of the S * M read places is its own; a response that a tree does not
-    have has any. None where scores are wanted of the read places as they lie."""
+    """[B, K], index among the S * M read places of each response of B trees; arbitrary for absent responses. If None,
+    scores are returned by read place."""
 
     __repr__ = short_repr
 
     def table(self, window: int | None) -> BlockTable | StepTable | KeyTable | None:
-        """Which blocks meet in layers with this window, or without any."""
+        """Return the visibility table of layers with this window; None stands for full attention."""
         return self.blocks if window is None else self.window_blocks
 
 
 def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: StreamOptions) -> StreamBatch:
-    """Lay the trees of a batch out.
+    """Lay out the trees of a batch.
 
     Args:
-      trees: those that were packed.
-      packed: which of them stand in which stream; streams that are missing hold nothing but padding.
-      options: with S, the model's window, and whether its attention is a kernel that takes steps.
+      trees: All packed trees.
+      packed: Members of each stream; missing streams are all padding.
+      options: Options of streams: S, the model's window, and the kind of its tables.
 
     Raises:
-      ValueError: more streams than S, or trees that do not fit.
+      ValueError: There are more than S streams, or trees do not fit.
     """
     if len(packed) > options.streams:
         raise ValueError(f"{len(packed)} streams do not fit a batch of {options.streams}")
@@ -101,7 +100,7 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
 
 
 def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
-    """Return :attr:`StreamBatch.places`, int32 [B, K], of the B trees that were packed."""
+    """Return :attr:`StreamBatch.places`, int32 [B, K], for the B packed trees."""
     places = np.zeros((len(trees), max(len(tree.responses) for tree in trees)), np.int32)
     for row, stream in enumerate(packed):
         read = row * stream.shape.reads
@@ -113,11 +112,11 @@ def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
 
 
 def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int, int]:
-    """Return the arrays of one stream, without its streams' axis, how many tokens it has,
-    kept ones too, and how many conversations.
+    """Return the arrays of one stream (without the axis S), its number of tokens including cached ones, and its
+    number of conversations.
 
     Raises:
-      ValueError: the trees do not fit.
+      ValueError: The trees do not fit.
     """
     shape = stream.shape
     room = shape.tokens + shape.kept
@@ -129,18 +128,18 @@ def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, n
     previous = np.full(room, -1, np.int32)
     reads, ends = np.zeros((2, shape.reads), np.int32)
     at = read = 0
-    path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)
-    length = 0  # tokens of the open beginning
-    # the place of each response to the open prefix: equal ones are computed once
+    path: list[tuple[int, int]] = []  # runs of the open prefix: (first position, its place)
+    length = 0  # tokens of the open prefix
+    # response to the open prefix -> its place, because equal responses are computed once
     known: dict[bytes, int] = {}
 
     def place_of(position: int) -> int:
-        """Where the token at this position of the open beginning stands."""
+        """Return the place of the token at this position of the open prefix."""
         start, place = next(run for run in reversed(path) if run[0] <= position)
         return place + position - start
 
     def close(keep: int) -> None:
-        """Nothing that follows continues the open beginning behind its first ``keep`` tokens."""
+        """End the visibility of the open prefix after its first ``keep`` tokens."""
         nonlocal length
         while length > keep:
             start, place = path[-1]
@@ -151,7 +150,7 @@ def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, n
                 path.pop()
 
     def write(ids: np.ndarray, position: int) -> int:
-        """Append a run of tokens that continues the open beginning at ``position``; returns its first place."""
+        """Append tokens that continue the open prefix at ``position``; return their first place."""
         nonlocal at
         first, at = at, at + len(ids)
         tokens[first:at] = ids

@@ -1,11 +1,11 @@
-"""Trees on disk: what `prb prepare --model` writes, memory-mapped, so that each one is read when it is needed.
+"""Trees on disk: memory-mapped stores from `prb prepare --model`, which read a tree only when it is needed.
 
-A store is a folder of arrays. The tokens of a prefix are kept in pages of :data:`PAGE` tokens, each once by its
-content: people's profiles stand at the start of the prefix, so the comparisons of one person share their pages. What is
-left of a prefix after its last whole page and the responses follow one another in one array of tokens.
+A store is a folder of arrays. The tokens of a prefix are stored in pages of :data:`PAGE` tokens, and equal pages are
+stored once: a prefix begins with the profile, so the comparisons of one person share pages. The rest of each prefix
+after its last full page, and the responses, are in one array of tokens.
 
-``store.json`` is written last: a folder that has it is whole. It names each array with its size and digest, and says of
-which tokenizer, protocol and data the trees are.
+``store.json`` is written last, so a folder with this file is complete. It lists each array with its size and digest,
+and records the tokenizer, protocol and data of the trees.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prb_jax.records.files import file_digest
 from prb_jax.records.reading import read_object
 from prb_jax.trees.tree import Tree, Truncation
 
-_EMPTY: Final = 128  # bytes of a file without numbers, which cannot be mapped
+_EMPTY: Final = 128  # bytes of a file without numbers, which cannot be memory-mapped
 PAGE: Final = 128  # tokens of a page
 
 STORE: Final = "store.json"
@@ -34,31 +34,31 @@ AGAIN: Final = "prepare the data set again, into another folder"
 
 COLUMNS: Final[Mapping[str, str]] = {
     "pages": "int32",  # [pages, PAGE] tokens
-    "page_numbers": "int32",  # of the prefixes, one after another
-    "page_starts": "int64",  # [n + 1] where those of each comparison start
-    "tokens": "int32",  # rest of the prefix and responses, one comparison after another
+    "page_numbers": "int32",  # page numbers of all prefixes
+    "page_starts": "int64",  # [n + 1] start of each comparison in page_numbers
+    "tokens": "int32",  # rest of the prefix and responses of each comparison
     "token_starts": "int64",  # [n + 1]
     "prefix_lengths": "int32",  # [n]
     "response_starts": "int64",  # [n + 1] in the arrays of responses
     "response_lengths": "int32",
     "read": "int32",
-    "cuts": "int32",  # [n, 3] what was left out: see Truncation
+    "cuts": "int32",  # [n, 3] fields of Truncation
     "checks": "uint32",  # [n] crc32 of all tokens of a comparison
-    "labels": "float64",  # of the responses
-    "told": "uint8",  # [n] 1 where there is a user or a profile
-    "margins": "float64",  # [n], NaN where there is none
+    "labels": "float64",  # labels of all responses
+    "told": "uint8",  # [n] 1 for a comparison with a user or a profile
+    "margins": "float64",  # [n] NaN for none
     "ids": "uint8",  # UTF-8
     "id_starts": "int64",  # [n + 1]
-    "subsets": "int32",  # [n] place in the names; likewise users
+    "subsets": "int32",  # [n] index in the names, likewise for users
     "users": "int32",
     "subset_names": "uint8",  # JSON
     "user_names": "uint8",
     "baselines": "float64",  # [baselines, responses] scores
 }
-"""Arrays of a store, each in NAME.npy, with their kinds of numbers."""
+"""Arrays of a store, each in NAME.npy, with their dtypes."""
 
 CHECKED_BY_TREE: Final = ("pages", "tokens")
-"""The large ones, whose numbers are checked with each tree; the others are checked whole when a store is opened."""
+"""Large arrays, which are checked tree by tree; all other arrays are checked when a store is opened."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class TokenStore:
     """An open store."""
 
     path: Path
-    # what decides the trees: tokenizer, template, protocol, posts, longest conversation
+    # everything that decides the trees: tokenizer, template, protocol, posts, maximum length
     key: Mapping[str, Any]
-    data: Any  # what they were made of, as `describe_source` says it
+    data: Any  # description of their data, from `describe_source`
     arrays: Mapping[str, np.ndarray] = field(repr=False)  # by the names in `COLUMNS`, memory-mapped
 
     __repr__ = short_repr
@@ -80,7 +80,7 @@ class TokenStore:
         """Read one tree.
 
         Raises:
-          DataError: its tokens are not those that were written.
+          DataError: The tokens differ from the written ones.
         """
         of = self.arrays
         numbers = of["page_numbers"][of["page_starts"][index] : of["page_starts"][index + 1]]
@@ -108,7 +108,7 @@ def open_store(path: Path) -> TokenStore:
     """Open the store in a folder.
 
     Raises:
-      DataError: the folder holds no store of this package, or the store is truncated or changed.
+      DataError: The folder has no store of this package, or the store is truncated or changed.
     """
     record = read_object(path / STORE, error=DataError, hint=AGAIN)
     if record.get("kind") != KIND or not isinstance(record.get("key"), dict):
@@ -153,7 +153,7 @@ def open_store(path: Path) -> TokenStore:
 
 
 def first_difference(expected: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
-    """Say in which fields the nearest of the keys found differs from the one expected."""
+    """Return a phrase on the fields in which the nearest of the found keys differs from the expected key."""
     nearest = min(found, key=lambda key: sum(key.get(name) != value for name, value in expected.items()))
     return ", ".join(
         f"{name} {quote(nearest.get(name))}, expected {quote(value)}"

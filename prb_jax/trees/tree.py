@@ -1,9 +1,8 @@
 """A tree: the tokens of one shared prefix and of K responses that continue it.
 
-The split is made in token space. Each full conversation (prompt and response) is tokenised exactly
-as it would be alone; the prefix is the longest common run of ids of the K sequences. So a tree's
-scores equal the scores of K separate forwards, whatever the chat template writes around a response
-and whatever the tokenizer merges at its edges.
+The split is made in token space. Each full conversation (prompt and response) is tokenised separately; the prefix is
+the longest common run of ids of the K sequences. So a tree's scores equal the scores of K separate forward passes, for
+any text that the chat template writes around a response and any merges of the tokenizer at its edges.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy as np
 
 from prb_jax.errors import counted, quote, short_repr
 
-EQUAL_SIDES: Final = "equal_after_template"  # the entry of a summary or record that holds `EqualSides`
-NAMED: Final = 10  # comparisons with equal sides that are named
+EQUAL_SIDES: Final = "equal_after_template"  # entry of a summary or record with `EqualSides`
+NAMED: Final = 10  # maximum number of listed comparisons with equal sides
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """What was left out of one comparison so that it fits its length limit."""
+    """Amounts of text cut from one comparison to fit its length limit."""
 
-    posts_dropped: int = 0  # whole profile posts, counted from the end of the ranked profile
-    prompt_tokens_dropped: int = 0  # tokens by which the rest of the prompt was shortened
+    posts_dropped: int = 0  # number of whole profile posts, from the end of the ranked profile
+    prompt_tokens_dropped: int = 0  # number of tokens cut from the rest of the prompt
     response_tokens_dropped: int = 0
-    """Response tokens lost, summed over the K responses (only the `paper` protocol ever cuts a response)."""
+    """Number of tokens cut from responses, summed over the K responses (only in the `paper` protocol)."""
 
     @property
     def any(self) -> bool:
-        """Whether anything at all was left out."""
+        """True if anything was cut."""
         return (self.posts_dropped, self.prompt_tokens_dropped, self.response_tokens_dropped) != (0, 0, 0)
 
 
@@ -42,14 +41,14 @@ class Tree:
     prefix: np.ndarray  # int32 [p], shared by all responses; p may be 0
     responses: tuple[np.ndarray, ...]
     """K arrays int32 [r_k], r_k >= 1; `prefix` followed by `responses[k]` is the whole tokenised conversation k."""
-    read: tuple[int, ...]  # for each response, the index within it of the token whose state gives the score
-    truncation: Truncation = field(default_factory=Truncation)  # what was left out to fit the length limit
+    read: tuple[int, ...]  # for each response, the index within it of the token at which the score is read
+    truncation: Truncation = field(default_factory=Truncation)
 
     __repr__ = short_repr
 
     @property
     def tokens(self) -> int:
-        """Number of tokens a forward needs: the prefix once and every response."""
+        """Number of tokens of a forward pass: the prefix once, and every response."""
         return len(self.prefix) + sum(len(response) for response in self.responses)
 
     @property
@@ -59,18 +58,18 @@ class Tree:
 
     @property
     def equal_to(self) -> tuple[int, ...]:
-        """For each response, the index of the first response with the same tokens and read position."""
+        """Index of the first response with the same tokens and read position, for each response."""
         first: dict[tuple[bytes, int], int] = {}
         keys = ((response.tobytes(), read) for response, read in zip(self.responses, self.read, strict=True))
         return tuple(first.setdefault(key, k) for k, key in enumerate(keys))
 
     def sequence(self, k: int) -> np.ndarray:
-        """The whole conversation `k`, int32 [p + r_k], as it would be scored alone."""
+        """Return the whole conversation `k`, int32 [p + r_k]."""
         return np.concatenate([self.prefix, self.responses[k]])
 
 
 def has_equal_sides(equal_to: Sequence[int], labels: Sequence[float]) -> bool:
-    """Return whether a response with the highest label equals one with a lower label, by `Tree.equal_to`."""
+    """Return True if a response with the highest label equals one with a lower label, by `Tree.equal_to`."""
     if len(set(equal_to)) == len(equal_to):
         return False
     best = {first for first, label in zip(equal_to, labels, strict=True) if label == max(labels)}
@@ -78,7 +77,7 @@ def has_equal_sides(equal_to: Sequence[int], labels: Sequence[float]) -> bool:
 
 
 def common_run(sequences: Sequence[np.ndarray]) -> int:
-    """Length of the longest run of ids that all `sequences` start with."""
+    """Return the length of the longest common prefix of `sequences`."""
     first = sequences[0]
     run = len(first)
     for other in sequences[1:]:
@@ -95,20 +94,19 @@ def build_tree(
     read: Sequence[int] | None = None,
     truncation: Truncation | None = None,
 ) -> Tree:
-    """Splits K tokenised conversations into a shared prefix and K responses.
+    """Split K tokenised conversations into a shared prefix and K responses.
 
     Args:
       sequences: K >= 1 non-empty sequences of token ids, one whole conversation each.
-      read: for each sequence the index, within the whole sequence, of the token to read the score
-        at; its last token when not given.
-      truncation: recorded in the tree.
+      read: For each sequence, the index of the token at which to read the score; the last token if not given.
+      truncation: Truncation to record in the tree.
 
     Returns:
-      The tree. Its prefix is the longest common run of ids, shortened where needed so that every
-      response holds at least one token and the token it is read at.
+      The tree. Its prefix is the longest common run of ids, shortened if needed: every response has at least one token
+      and contains its read position.
 
     Raises:
-      ValueError: no sequence, an empty one, or a read position outside its sequence.
+      ValueError: There are no sequences, one is empty, or a read position is outside its sequence.
     """
     arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
     if not arrays:
@@ -136,14 +134,14 @@ def build_tree(
 
 @dataclass(frozen=True)
 class EqualSides:
-    """Comparisons in which two responses that should be told apart have the same tokens."""
+    """Comparisons in which a better and a worse response have the same tokens."""
 
-    comparisons: int  # how many
-    ids: list[str]  # of the first ones
+    comparisons: int  # number of comparisons
+    ids: list[str]  # ids of the first ones
 
     @classmethod
     def of(cls, ids: Iterable[str]) -> EqualSides | None:
-        """Count ids, which are in the order of the data, and keep the first ones; None if there are none."""
+        """Count ids, in the order of the data, and keep the first `NAMED`; None without ids."""
         every = list(ids)
         return cls(len(every), every[:NAMED]) if every else None
 
@@ -155,40 +153,38 @@ class EqualSides:
 
 @dataclass(frozen=True, slots=True)
 class TokenisedComparison:
-    """A comparison by its tokens, in place of its text."""
+    """A comparison with tokens instead of text."""
 
-    id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
+    id: str  # id and user_id as in `prb_jax.records.comparison.Comparison`
     user_id: str | None
-    tree: Callable[[], Tree]  # reads it
+    tree: Callable[[], Tree]  # reads the tree
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A batch before it is made; of sequences several batches, which hold all responses of their members."""
+    """A batch before it is made; for sequences, several batches with all responses of the members."""
 
     members: tuple[int, ...]
-    computed: int  # tokens that are computed for them, without padding
+    computed: int  # computed tokens, without padding
     make: Callable[[], list[Any]]
     take: Callable[[list[np.ndarray]], list[np.ndarray]]
-    """Gives the scores of each member, from those of the batches."""
+    """Returns the scores of each member from the scores of the batches."""
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """The scores of some of the comparisons given to ``Scorer.stream``."""
+    """Scores of one batch of the comparisons given to ``Scorer.stream``."""
 
-    indices: Sequence[int]  # positions in the list of comparisons, without the padding of the batch
-    # one float32 array [K] for each index, in the order of the comparison's responses
+    indices: Sequence[int]  # indices in the list of comparisons, without the padding of the batch
+    # one float32 array [K] per index, in the order of the comparison's responses
     scores: Sequence[np.ndarray]
-    tokens: Sequence[int]  # tokens of each index: the shared prefix once, and every response
-    truncation: Sequence[Truncation]  # what was cut from each index to make it fit
+    tokens: Sequence[int]  # tokens per index: the shared prefix once, and every response
+    truncation: Sequence[Truncation]  # truncation per index
     computed: int | None = None
-    """Tokens computed for all of them together, without padding; less than the sum of their own where several begin
-    alike. None where a scorer does not tell."""
-    equal_to: Sequence[
-        tuple[int, ...]
-    ] = ()  # `Tree.equal_to` of each index; empty where a scorer reads no tokens
+    """Computed tokens of the batch, without padding; less than the sum of `tokens` if comparisons share a prefix. None
+    if the scorer does not report it."""
+    equal_to: Sequence[tuple[int, ...]] = ()  # `Tree.equal_to` per index; empty if the scorer reads no tokens
 
     __repr__ = short_repr

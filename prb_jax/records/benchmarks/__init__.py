@@ -24,8 +24,8 @@ def get_benchmark(name: str) -> Benchmark:
     """The benchmark of a name, of this package or a plug-in.
 
     Raises:
-      KeyError: no benchmark has this name.
-      RunError: the package of a plug-in fails, or offers something else.
+      KeyError: The name is unknown.
+      RunError: The package of a plug-in fails, or provides another type.
     """
     if name not in names("benchmarks"):
         raise KeyError(f"no benchmark {name!r}; there are {', '.join(names('benchmarks'))}")
@@ -33,7 +33,7 @@ def get_benchmark(name: str) -> Benchmark:
 
 
 def of_repository(repository: str) -> Benchmark | None:
-    """The benchmark whose data set on the hub this is, if any."""
+    """Return the benchmark with this data set on the hub, if any."""
     known = (*map(get_benchmark, NAMES), *map(_guarded, usable_plugins("benchmarks")))
     return next((benchmark for benchmark in known if benchmark.repository == repository), None)
 

@@ -1,4 +1,4 @@
-"""AlignX (arXiv 2503.15463): posts, the answer that a person preferred and another one, and what the person wrote.
+"""AlignX (arXiv 2503.15463): posts, a preferred and another answer, and the person's own text.
 
 A row is one person: its own pair ("target"), and up to four earlier pairs of the same person ("feedback"). The 90
 preference directions are derived from the labels and are not read.
@@ -37,7 +37,7 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
         told = [
             one
             for asked, chosen, rejected in pairs
-            if not {chosen, rejected} & set(target[1:])  # such a pair tells the label
+            if not {chosen, rejected} & set(target[1:])  # such a pair reveals the label
             for one in people.posts_of_choice(asked, chosen, [rejected])
         ]
         for number, (asked, chosen, rejected) in enumerate([*pairs, target], start=1):

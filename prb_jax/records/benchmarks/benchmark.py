@@ -1,4 +1,4 @@
-"""What a benchmark is: where its records lie, how they become comparisons, and its rule of scoring."""
+"""Definition of a benchmark: location of its records, their conversion to comparisons, and its scoring rule."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from prb_jax.records import fields
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record of a benchmark stands."""
+    """Place of a benchmark's record."""
 
-    where: str  # what error messages start with, as "FILE:LINE"
-    path: str  # of its file, from the folder that was given on; empty for what ``datasets`` reads
-    split: str  # of the data set; empty for files
-    number: int  # of the record within its file or split, from 1
+    where: str  # start of error messages, e.g. "FILE:LINE"
+    path: str  # path of the file relative to the given folder; empty for data read by ``datasets``
+    split: str  # split of the data set; empty for files
+    number: int  # number of the record within its file or split, from 1
 
 
 @dataclass(frozen=True)
 class BenchmarkScore:
     """The result of a benchmark for one model."""
 
-    score: float | None  # its one number; None where the rows do not decide it
-    # the numbers it is made of, by the name to show, in the order to show them
+    score: float | None  # the benchmark's number; None if the rows do not determine it
+    # numbers that make up the score, by display name and in display order
     figures: Mapping[str, float | None]
     details: Mapping[str, Any] = field(default_factory=dict)  # everything else, JSON-ready
-    missing: Sequence[str] = ()  # subsets that the rule needs and that no row belongs to
+    missing: Sequence[str] = ()  # required subsets without rows
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; a figure that does not exist is None, never NaN."""
+        """Return a plain dict; an undefined figure is None, never NaN."""
         return _strict(asdict(self))
 
 
 def numbered(row: ScoredRow, number: int) -> ScoredRow:
-    """The row as it stands in a resample, where it may occur several times: id and user have the number of the draw."""
+    """Return the row for a resample, where it can occur several times, with the draw's number in id and user."""
     user = None if row.user_id is None else f"{row.user_id}#{number}"
     return replace(row, id=f"{row.id}#{number}", user_id=user)
 
@@ -56,7 +56,7 @@ Rows = Iterator[tuple[Place, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Published:
-    """The data of a benchmark as they are published, for a `Records` function.
+    """The published data of a benchmark, for a `Records` function.
 
     Attributes:
       rows: Rows of the main table, read forward once.
@@ -79,51 +79,51 @@ EVERY: Final = ("*",)  # in `Benchmark.splits`: all splits of the data set are r
 
 Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
 Tables = tuple[dict[str, Any], dict[str, list[Any]]]
-"""Of the subsets, and of the items by column, as RewardBench's result files hold them."""
+"""Contents of RewardBench's two result files: numbers by subset, and columns of items."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """One benchmark: a source and a scoring rule."""
 
-    name: str  # in ``--data``
-    rule: str  # what its score is, in a sentence
-    score: Rule  # the rule. Its rows are those of this benchmark alone, each once, in any order.
-    # whether a row is won, of a rule whose score is the share of rows won; None for a row that does not count.
-    # Such a score has an interval where several users judge the same responses
+    name: str  # name for ``--data``
+    rule: str  # definition of the score, one sentence
+    score: Rule  # computes the score from the rows of this benchmark, each once, in any order
+    # whether a row is won, if the score is the share of rows won; returns None for a row that does not count. Such a
+    # score has an interval if several users judge the same responses
     won: Callable[[ScoredRow], bool | None] | None = None
-    # its data set on the hub; None if it has none that can be read without running code
+    # data set on the hub; None if there is none that can be read without running code
     repository: str | None = None
-    # which splits of the data set are read, in this order; empty for the one that is asked for, or `EVERY`
+    # splits to read, in this order; empty for the requested split; or `EVERY`
     splits: tuple[str, ...] = ()
-    # where a folder holds files of another layout than the hub's, the pattern of their paths
+    # pattern of paths in a folder with another layout than the hub's
     files: str | None = None
     home: str = ""  # where to get the data, for a benchmark without a repository
-    licence: str = ""  # of the data, as far as it is known
-    # turns a published record into one of ours (see ``prb_jax.records.comparison``), if it is not one already
+    licence: str = ""  # licence of the data, if known
+    # converts a published record to our schema (see ``prb_jax.records.comparison``), if it differs
     record: Record = lambda row, place: row
-    # in its place, for data in which a row gives no record or several, or needs other rows
+    # replaces `record` for data in which a row gives zero or several records, or needs other rows
     records: Records | None = None
     # columns that every published row of `records` has, and records of ours lack
     columns: tuple[str, ...] = ()
     # other tables that `records` reads: the pattern of their paths by the name of their config on the hub
     tables: Mapping[str, str] = field(default_factory=dict)
     config: str | None = None  # config of the main table, for a data set of the hub with several tables
-    # makes of the rows and their K conversations as text what runs write as RewardBench's result files
+    # builds RewardBench's result files from the rows and the texts of their K conversations
     results: Callable[[Sequence[ScoredRow], Sequence[Sequence[str]]], Tables] | None = None
-    # names, without their suffix, of the files that are read; empty for all of ``files``
+    # names of files to read, without suffix; empty for all of ``files``
     topics: tuple[str, ...] = ()
-    # which rows without a user are drawn together for the interval of the score; each by itself if not given
+    # unit of a row without a user, for draws of score intervals; by default each row is a unit
     unit: Callable[[ScoredRow], str] = attrgetter("id")
-    # a row of the n-th unit drawn, which may be drawn several times
+    # returns a copy of a row for the n-th draw, because a unit can be drawn several times
     copy: Callable[[ScoredRow, int], ScoredRow] = numbered
 
 
 def pair_scores(row: ScoredRow) -> tuple[float, float]:
-    """(chosen, rejected) scores of a row with two responses.
+    """Return the (chosen, rejected) scores of a row with two responses.
 
     Raises:
-      DataError: for a row with more of them, with equal labels, or with scores that are not finite.
+      DataError: The row is not a pair, has equal labels, or has scores that are not finite.
     """
     check_finite(row)
     if len(row.scores) != 2 or len(row.labels) != 2:
@@ -135,23 +135,23 @@ def pair_scores(row: ScoredRow) -> tuple[float, float]:
 
 
 def check_finite(row: ScoredRow) -> None:
-    """Raise DataError, which names the row, for scores that are not finite."""
+    """Raise DataError, naming the row, for infinite or NaN scores."""
     for k, value in enumerate(row.scores):
         if not math.isfinite(value):
             raise DataError(f"row {quote(row.id)}: scores[{k}] is {value}; expected a finite number")
 
 
 def is_won(row: ScoredRow) -> bool:
-    """Whether the chosen response of a pair scores strictly above the rejected one: a tie is a loss."""
+    """Return True if the chosen response of a pair scores strictly above the rejected one: a tie is a loss."""
     chosen, rejected = pair_scores(row)
     return chosen > rejected
 
 
 def by_subset(rows: Iterable[ScoredRow]) -> dict[str, list[ScoredRow]]:
-    """The rows of each subset, in order of first appearance.
+    """Return the rows of each subset, in order of first appearance.
 
     Raises:
-      DataError: for a row without a subset.
+      DataError: A row lacks a subset.
     """
     groups: dict[str, list[ScoredRow]] = {}
     for row in rows:
@@ -162,16 +162,16 @@ def by_subset(rows: Iterable[ScoredRow]) -> dict[str, list[ScoredRow]]:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean, independent of the order of the values; None of nothing."""
+    """Return the mean, independent of the order of the values; None without values."""
     known = list(values)
     return math.fsum(known) / len(known) if known else None
 
 
 def better_first(row: Mapping[str, Any], place: Place, *, better: str, worse: str) -> dict[str, Any]:
-    """``responses`` and ``labels`` of a record with a list of good and a list of bad responses.
+    """Return ``responses`` and ``labels`` of a record with a list of good and a list of bad responses.
 
     Raises:
-      DataError: one of the two fields is not a list, or is empty.
+      DataError: One of the two fields is not a list, or is empty.
     """
     texts = []
     for name in (better, worse):
@@ -203,17 +203,19 @@ def score_intervals(
 ) -> dict[str, Any]:
     """Return "score_ci95", "score_ci95_reason" and "figures_ci95" of one benchmark.
 
-    Within each subset as many units are drawn with replacement as it has. A unit is a user where there are users, else
-    what the benchmark says, usually a comparison. If a user has rows in several subsets, users are drawn from all of
-    them together. The ends are the 2.5th and the 97.5th percentile.
+    Units are drawn with replacement within each subset, as many as it has. A unit is a user, or for rows without
+    a user `Benchmark.unit`, usually a comparison. If a user has rows in several subsets, units are drawn from all
+    subsets together. The ends are the 2.5th and the 97.5th percentile.
 
-    Draws by user are too narrow if several users judge the same responses. The interval is then that of an accuracy,
-    over users and responses, if the benchmark says which rows are `won`; otherwise there is none. Figures have none.
+    Draws by user are too narrow if several users judge the same responses. If the benchmark defines `won`, the
+    interval is then that of an accuracy over users and responses; otherwise there is none, and none for figures.
 
     Args:
-      clusters: Users and responses of the rows in turn.
-      seed: of the draws; the same rows in any order, with the same seed, have the same intervals.
-      resamples: how often the rows are drawn.
+      benchmark: Benchmark with the rule.
+      rows: Rows of the benchmark.
+      clusters: User and responses of each row.
+      seed: Seed of the draws; the same rows in any order, with the same seed, give the same intervals.
+      resamples: Number of resamples.
     """
     score = benchmark.score(rows)
     if clusters.responses is not None:
@@ -264,7 +266,7 @@ def _crossed_interval(
 def _strata(
     benchmark: Benchmark, rows: Sequence[ScoredRow], users: Sequence[str | None]
 ) -> list[list[list[ScoredRow]]]:
-    """The rows by subset and unit, in an order that does not depend on theirs."""
+    """Return the rows by subset and unit, in an order that does not depend on the order of `rows`."""
     subset_of: dict[str, str | None] = {}
     nested = all(
         user is None or subset_of.setdefault(user, row.subset) == row.subset
@@ -308,14 +310,13 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def result_files(
     tables: Tables, *, model: str, model_type: str, chat_template: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Contents of the two files by their path, for JSON with sorted keys and an indent of 4.
+    """Return the contents of the two files by path, for JSON with sorted keys and an indent of 4.
 
     Args:
-      tables: of a benchmark, as its `results` makes them.
-      model: name of the model; one that is no hub id is filed under the organisation "local", and a
-        baseline under "baseline".
-      model_type: as "Seq. Classifier".
-      chat_template: hash of the template that was used; None for a model without one.
+      tables: Result of the benchmark's `results`.
+      model: Name of the model. A name other than a hub id gets the organisation "local", a baseline "baseline".
+      model_type: Type of the model, e.g. "Seq. Classifier".
+      chat_template: Hash of the chat template; None for a model without one.
     """
     name = organisation_and_name(model)
     facts = {"model": name, "model_type": model_type, "chat_template": chat_template}

@@ -23,7 +23,7 @@ _FACTS: Final = ("age", "gender", "education_level", "political", "ethnicity", "
 
 
 def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a comparison for each turn that offers distinct responses and tells the preferred one."""
+    """Yield a comparison for each turn with distinct responses and a preferred one."""
     histories = people.Histories()
     for place, row in published.rows:
         where, choices = place.where, []
@@ -64,7 +64,7 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
                         "profile": [*known, *histories.posts(user, candidates)],
                     },
                 )
-        for candidates, posts in choices:  # a conversation is in no profile of its own turns
+        for candidates, posts in choices:  # a profile excludes its own conversation
             histories.add(user, candidates, posts)
 
 

@@ -60,7 +60,7 @@ def is_right(row: ScoredRow) -> bool:
 
 
 def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
-    """Share of right verdicts: over all pairs of each model that wrote them, which is what is published, and by subset.
+    """Return the share of right verdicts: by the model that wrote the pairs, as published, and by subset.
 
     The score pools the models, and is called so.
     """

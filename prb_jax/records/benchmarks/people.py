@@ -1,4 +1,4 @@
-"""What the data sets of real people share: cells, a person's earlier choices as a profile, and one rule."""
+"""Common code for data sets of real people: cells, a person's earlier choices as a profile, and one rule."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def post(category: str, text: str) -> dict[str, str]:
 def posts_of_choice(
     asked: str, chosen: str, rejected: Iterable[str] = (), feedback: str | None = None
 ) -> list[dict[str, str]]:
-    """Return one choice as posts: the question, what was preferred, what was not, and the person's own reason.
+    """Return one choice as posts: the question, the preferred and the rejected texts, and the person's reason.
 
-    The categories "agreed_with" and "disagreed_with" mark texts of others, so that a study finds those that would tell
-    a label (`prb_jax.personal.features.read_post`).
+    The categories "agreed_with" and "disagreed_with" mark texts of others, so a study can find posts that reveal a
+    label (`prb_jax.personal.features.read_post`).
     """
     posts = [post("asked", asked), post("agreed_with", chosen)]
     posts += [post("disagreed_with", text) for text in rejected]

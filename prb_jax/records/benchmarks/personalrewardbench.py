@@ -1,6 +1,6 @@
 """PersonalRewardBench (SynthesizeMe, arXiv 2506.05598): pairs of people of PRISM and of Chatbot Arena.
 
-The column `split` divides each person's pairs; those of "train" are the history that is shown with the others.
+The column `split` divides each person's pairs; pairs of "train" are the history of the others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _message(value: object, where: str, name: str) -> dict[str, str]:
-    """A message of {role, content}; any other form is refused, because the form alone may tell the label."""
+    """A message of {role, content}; any other form is an error, because the form could reveal the label."""
     message = fields.mapping(value, where, name)
     role = fields.text(message.get("role"), where, f"{name}.role")
     text = fields.text(message.get("content"), where, f"{name}.content").strip()

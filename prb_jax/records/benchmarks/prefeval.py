@@ -1,7 +1,7 @@
 """PrefEval (arXiv 2502.09597), classification task: the one of four options that fits a stated preference.
 
-The right option often shows from its wording alone: a run with ``--profile-posts 0`` beside it says
-how much of a score is personalisation.
+The wording often reveals the right option: compare with a run with ``--profile-posts 0`` to see how much of a score is
+personalisation.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 
 
 def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
-    """Share of users whose fitting option scores strictly above every other one.
+    """Return the share of users with a fitting option that scores strictly above all others.
 
-    Options may come in one row or as one pair for each wrong option; rows are put together by user.
+    Options can be in one row, or in one pair per wrong option; rows are combined by user.
     """
     users: dict[str, list[ScoredRow]] = {}
     for row in rows:

@@ -23,7 +23,7 @@ Utterances = list[tuple[str, Mapping[str, Any]]]
 
 
 def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a comparison for each turn whose scores differ, conversations in the order of their first utterance."""
+    """Yield a comparison for each turn with different scores, conversations in the order of their first utterance."""
     surveyed = _survey(published.table(_SURVEY))
     conversations: dict[str, dict[int, Utterances]] = {}
     for place, row in published.rows:
@@ -102,7 +102,7 @@ def _conversation(
         (preferred,) = kept
         choices.append((responses, people.posts_of_choice(asked, preferred)))
         messages.append({"role": "assistant", "content": preferred})
-    for responses, posts in choices:  # a conversation is in no profile of its own turns
+    for responses, posts in choices:  # a profile excludes its own conversation
         histories.add(user, responses, posts)
 
 

@@ -40,7 +40,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, int]]] = {
         "donotanswer": 136,
     },
     "Reasoning": {
-        "math-prm": 984,  # twice the number of its items, so that it weighs as much as all code
+        "math-prm": 984,  # twice the number of its items, to weigh as much as all code
         "hep-cpp": 164,
         "hep-go": 164,
         "hep-java": 164,

@@ -60,20 +60,20 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
 
 
 def subset_score(name: str, rows: Sequence[ScoredRow]) -> float:
-    """The score of one subset: the mean credit of its rows, or that of Ties by its formula (may be NaN)."""
+    """Return the score of one subset: the mean credit of its rows; for Ties the result of its formula (can be NaN)."""
     return ties_score(rows).score if is_ties(name) else math.fsum(map(credit, rows)) / len(rows)
 
 
 def is_ties(subset: str | None) -> bool:
-    """Whether a subset is the one with several right answers."""
+    """Return True for the subset with several right answers."""
     return subset is not None and subset.casefold() == TIES.casefold()
 
 
 def credit(row: ScoredRow) -> float:
-    """What one item outside Ties counts: ``share_of_top`` of its scores.
+    """Return the credit of one item outside Ties: ``share_of_top`` of its scores.
 
     Raises:
-      DataError: if the first response is not the one right response.
+      DataError: The first response is not the only right response.
     """
     check_finite(row)
     if row.labels[0] <= max(row.labels[1:]):
@@ -115,7 +115,7 @@ def ties_score(rows: Sequence[ScoredRow]) -> TiesScore:
     over every N that has both; without any such N the score is NaN.
 
     Raises:
-      DataError: for an id of another form, an id given twice, or a ``tied`` row with one right answer.
+      DataError: An id has another form or occurs twice, or a ``tied`` row has only one right answer.
     """
     kinds: dict[str, dict[int, _Spread]] = {"ref": {}, "tied": {}}
     for row in rows:
@@ -176,7 +176,7 @@ def _mean_or_nan(values: np.ndarray) -> float:
 
 
 def unit(row: ScoredRow) -> str:
-    """What is drawn together for an interval: both prompts of Ties about the same N; else the row."""
+    """Return the unit of a draw for an interval: both prompts of Ties about the same N; else the row."""
     return str(_kind_and_number(row.id)[1]) if is_ties(row.subset) else row.id
 
 

@@ -1,7 +1,7 @@
 """RMGAP (github.com/nanzhi84/RMGAP): four responses in different styles, and prompts that ask for one of them.
 
-Each instance has four groups of three paraphrased prompts, and each group one right response. It has no users: the wish
-stands in the prompt.
+Each instance has four groups of three paraphrased prompts, and each group one right response. There are no users: the
+prompt contains the wish.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _domain(rows: Sequence[ScoredRow]) -> dict[str, float]:
 
 
 def unit(row: ScoredRow) -> str:
-    """Return the instance, whose twelve prompts are drawn together."""
+    """Return the instance; its twelve prompts are drawn together."""
     return row.id.rsplit("/", 2)[0]
 
 

@@ -42,7 +42,7 @@ class BenchmarkSource(Source):
 
     @property
     def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As of the source within."""
+        """Kind of the inner source."""
         return self.inner.kind
 
     @property
@@ -170,8 +170,7 @@ class BenchmarkSource(Source):
         yield from self._by_split(inner, table or self._rule.config or subset, split)
 
     def _by_split(self, inner: Source, config: str | None, split: str) -> Iterator[tuple[Place, Any]]:
-        """The rows of a config, numbered within their splits; if the hub does not give them, the error says where they
-        are."""
+        """Yield the rows of a config, numbered within splits; an error of the hub also names the home of the data."""
         try:
             for name in (split,) if self.kind == "prepared" else self._splits(split):
                 for number, row in enumerate(inner.rows(subset=config, split=name), start=1):
@@ -187,7 +186,7 @@ class BenchmarkSource(Source):
 
 
 def _tell_apart(rows: list[Row]) -> None:
-    """Make the ids of the rows distinct; ids that are no names are left for the reader to refuse."""
+    """Make the ids of the rows distinct; the reader raises an error for invalid ids."""
     named = [row.value for row in rows if isinstance(row.value.get("id"), str | int)]
     if len({str(value["id"]) for value in named}) == len(named):
         return

@@ -1,9 +1,9 @@
 """Data sets of the hub, and folders in their layout: which file belongs to which config and split.
 
-The README.md of a folder declares it (``configs``, as on the hub), and files that it does not name are no part.
-Without a declaration the names say it: a folder or file name with the word "train", "validation" ("valid", "dev",
-"val") or "test" ("eval") in it is of that split, as is ``data/SPLIT-00000-of-00001.*``; where no name says one, all
-is "train". Any other folder than "data" is a config. Then every data file is read, or refused by name.
+The README.md of a folder can declare configs (``configs``, as on the hub); other files are then ignored. Without a
+declaration names decide: a folder or file name with the word "train", "validation" ("valid", "dev", "val") or "test"
+("eval") belongs to this split, and so does ``data/SPLIT-00000-of-00001.*``. If no name contains a split, all files are
+"train". Any folder except "data" is a config. Every data file is then read, or an error names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prb_jax.seams import names
 
 README: Final = "README.md"
 
-_SAVED: Final = ("dataset_dict.json", "state.json")  # of `save_to_disk`
+_SAVED: Final = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 FolderLayout = Mapping[str | None, Mapping[str, list[Path]]]
 """Config (None: the data set has none) -> split -> files."""
@@ -45,7 +45,7 @@ _TABLES: Final = frozenset(
         ".tsv", ".xls", ".xlsx", ".zip",
     )
 )  # fmt: skip
-_AT_A_TIME: Final = 1024  # rows of a hub data set that are decoded at once
+_AT_A_TIME: Final = 1024  # rows of a hub data set to decode at once
 _NO_DATA: Final = (
     "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
 )  # fmt: skip
@@ -61,7 +61,7 @@ def open_folder(path: str) -> Source:
 
 
 class FolderSource(Source):
-    """A folder: its records are those of a data set of the hub, but each is placed at its file and line."""
+    """A folder in the layout of a hub data set; the place of each record is its file and line."""
 
     kind = "folder"
     has_columns = True
@@ -100,7 +100,7 @@ class FolderSource(Source):
 
 
 class SavedSource(Source):
-    """A folder that ``save_to_disk`` of ``datasets`` wrote; if it has only one split, that is read for any name."""
+    """A folder from ``save_to_disk`` of ``datasets``; a single data set without splits is read for any split name."""
 
     kind = "saved"
     has_columns = True
@@ -124,11 +124,11 @@ class SavedSource(Source):
 
 
 def folder_layout(folder: Path) -> FolderLayout:
-    """All data files of the folder by config and split, configs of the paper's data set in its order.
+    """Return the data files of the folder by config and split; configs of the paper's data set keep its order.
 
     Raises:
-      DataError: for a declaration that cannot be, no data files, and data files that belong to no split, or to
-        no config where others do, naming them.
+      DataError: The declaration is invalid, there are no data files, or a data file lacks a split, or lacks a config
+        although others have one; the message names it.
     """
     declared = _declared(folder)
     layout: FolderLayout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
@@ -160,7 +160,7 @@ def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
 
 
 def _place(file: PurePosixPath) -> tuple[str | None, set[str]]:
-    """The config and the splits that the path of a file within its folder says."""
+    """Return the config and the splits in the path of a file within its folder."""
     folders = [name for name in file.parts[:-1] if name != "data"]
     configs = [name for name in folders if not _splits(name)]
     shard = _SHARD.match(file.name)
@@ -249,7 +249,7 @@ def _matching(folder: Path, base: str, pattern: str, where: str) -> list[Path]:
 
 
 def open_hub(repository: str) -> HubSource:
-    """Return the source of a hub id, which may be that of a benchmark."""
+    """Return the source of a hub id, with its benchmark if it is one."""
     benchmark = of_repository(repository)
     return HubSource(repository, benchmark=None if benchmark is None else benchmark.name)
 
@@ -279,12 +279,12 @@ class HubSource(Source):
 
 
 def choose_configs(names: Sequence[str], subset: str | None, *, source: object) -> tuple[Sequence[str], bool]:
-    """The configs to read, and whether the data set has several, so that they are its subsets.
+    """Return the configs to read, and whether the data set has several, which are then its subsets.
 
-    If there is but one config, it is left to the caller to choose records by their own subset.
+    If there is only one config, the caller must select records by their subset.
 
     Raises:
-      DataError: the data set has several configs, and none has the name of the subset.
+      DataError: The data set has several configs, and none matches the subset.
     """
     if subset is None or len(names) == 1:
         return names, len(names) > 1
@@ -296,11 +296,10 @@ def choose_configs(names: Sequence[str], subset: str | None, *, source: object) 
 
 
 def join_configs(tables: Sequence[tuple[str, Iterable[Row]]], *, several: bool) -> Iterator[Row]:
-    """Yield the rows of (config, rows) one after the other.
+    """Yield the rows of all (config, rows) pairs.
 
-    If there are several configs, the subset of a record is the (short) name of its config. Configs
-    number their records on their own: if two of those read share an id, every id is written as
-    "SUBSET/ID". The rows of one config alone are read while they are asked for.
+    If there are several configs, the subset of a record is the (short) name of its config. Ids can repeat between
+    configs; then every id becomes "SUBSET/ID". The rows of a single config are read lazily.
     """
     if len(tables) > 1:
         tables = [(config, list(rows)) for config, rows in tables]
@@ -366,7 +365,7 @@ def _loading(name: str) -> Iterator[None]:
             f"{name}: no such file or folder, and the hub cannot be reached ({_reason(error)}); "
             "without a network, give the folder of a downloaded copy"
         ) from error
-    except Exception as error:  # a reader of any format fails in its own way; the chain keeps the details
+    except Exception as error:  # readers raise many types of errors; the chain keeps the details
         raise DataError(f"{name}: cannot be read as a data set: {_reason(error)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of data larger than memory: read forward from their files whenever they are asked for."""
+"""Comparisons of data larger than memory, read sequentially from their files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from prb_jax.seams import get
 
 
 class LargeComparisons(Items[Comparison]):
-    """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
+    """Labelled comparisons that are read sequentially: every loop reads the files again and keeps nothing in memory.
 
-    How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
-    each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
+    The number of comparisons is known after a complete loop; `len` reads to the end. Every process reads the files.
+    `prb_jax.scoring.comparison_table` checks that ids are distinct.
 
     Args:
-      start: begins a pass over them.
-      about: tells about how many there are by what was read so far; 0 where that is not known.
-      files: the files of JSON lines whose digests are taken while they are read.
-      count: how many there are, where that is known without reading them.
+      start: Starts a pass over the comparisons.
+      about: Estimates the number of comparisons from the part read so far; 0 if unknown.
+      files: Files of JSON lines that are hashed while they are read.
+      count: Number of comparisons, if known without reading them.
     """
 
     in_memory = False
@@ -44,14 +44,14 @@ class LargeComparisons(Items[Comparison]):
         self._start, self._about, self.files = start, about, files
         self._known, self.complete = count or 0, count is not None
         self._listeners: list[Callable[[int, Row[Comparison]], None]] = []
-        self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
+        self._walk: Iterator[Comparison] = iter(())  # continues after the last comparison looked up
         self._last: tuple[int, Comparison | None] = (-1, None)
 
     def placed(self, name: str = "") -> Iterator[Row[Comparison]]:
         """Yield each comparison with its place in a file.
 
         Raises:
-          DataError: a file that cannot be read, or a record that is not of the format; names file and line.
+          DataError: A file cannot be read, or a record is invalid; the message names file and line.
         """
         index = -1
         for index, placed in enumerate(self._start()):
@@ -79,7 +79,7 @@ class LargeComparisons(Items[Comparison]):
         return self._known if self.complete else self._about()
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one of them: without reading again where the places that are asked for ascend."""
+        """Return one comparison; ascending indices are read in a single pass."""
         if isinstance(index, slice):
             return list(itertools.islice(self, index.start, index.stop, index.step))
         place = index + len(self) if index < 0 else index
@@ -119,7 +119,7 @@ def open_large(
     split: str,
     limit: int | None,
 ) -> LargeComparisons:
-    """Return the comparisons of a source with these large files; the other arguments as of `open_comparisons`."""
+    """Return the comparisons of a source with these large files; other arguments as in `open_comparisons`."""
     stored = opened.stored(split=split)
     raw = files if stored is None else ()
     readers = {file: JsonLines(file) for file in raw if file.suffix != ".parquet"}
@@ -148,12 +148,12 @@ def open_large(
         count=count,
     )
     if not count:
-        next(iter(large))  # or an error
+        next(iter(large))  # raises an error if there is none
     return large
 
 
 def join_large(parts: Sequence[tuple[str, Items[Comparison]]]) -> LargeComparisons:
-    """As `prb_jax.records.items.joined`, where not all of them are in memory."""
+    """Like `prb_jax.records.items.joined`, if some comparisons are not in memory."""
     return LargeComparisons(
         lambda: (placed for name, part in parts for placed in part.placed(name)),
         about=lambda: sum(counts) if all(counts := [part.about() for _, part in parts]) else 0.0,

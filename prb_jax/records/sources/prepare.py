@@ -20,8 +20,8 @@ class Prepared:
     """A prepared data set.
 
     Attributes:
-      folder: of its files; `--data` takes this one and the folder that was given alike.
-      counts: comparisons by split.
+      folder: Folder of its files; `--data` accepts this folder and `out`.
+      counts: Number of comparisons by split.
     """
 
     folder: Path
@@ -29,19 +29,19 @@ class Prepared:
 
 
 def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = ("test",)) -> Prepared:
-    """Writes a data set of tensorflow-datasets. TensorFlow is not needed.
+    """Write a data set of tensorflow-datasets, without TensorFlow.
 
-    Nothing is left behind by a call that fails, and what a killed one left is removed by the next; one that is
-    repeated finds what the first one wrote. Equal sources give equal bytes.
+    A failing call leaves nothing behind, and the next call removes the files of a killed one. A repeated call finds the
+    finished data set. Equal sources give equal bytes.
 
     Args:
-      sources: what `read_comparisons` takes; ids must be distinct over all of them.
-      out: folder to write to.
-      splits: which splits of the sources are read; they keep their names.
+      sources: Sources for `read_comparisons`; ids must be distinct over all sources.
+      out: Output folder.
+      splits: Splits of the sources to read; they keep their names.
 
     Raises:
-      DataError: a source cannot be read, or an id is given twice.
-      RunError: `out` cannot be written, holds another data set, or another process prepares one there.
+      DataError: A source cannot be read, or an id occurs twice.
+      RunError: `out` cannot be written or contains another data set, or another process is writing to it.
     """
     out = Path(out)
     if not sources or not splits:
@@ -57,7 +57,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
     tfds.disable_progress_bar()
     made = [path for path in (out, *out.parents) if not path.exists()]
     try:
-        # It reports what it does on standard output, and makes a folder for downloads, of which there are none.
+        # tensorflow-datasets prints to standard output and creates an empty folder for downloads.
         with (
             held_folder(out, purpose="prepares a data set here"),
             contextlib.redirect_stdout(io.StringIO()),
@@ -66,7 +66,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
             for unfinished in (out / NAME).glob("incomplete.*"):
                 shutil.rmtree(unfinished)
             builder = PrbComparisons(sources=sources, splits=splits, data_dir=str(out))
-            builder.download_and_prepare(download_dir=downloads)  # what is prepared already stays as it is
+            builder.download_and_prepare(download_dir=downloads)  # keeps finished splits
     except (OSError, RuntimeError) as error:  # the writer of array_record files raises the latter
         raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from error
     finally:

@@ -20,13 +20,13 @@ from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.sources.source import Digest, Source
 
 NAME: Final = "prb_comparisons"
-"""Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
+"""Name of the data set in tensorflow-datasets, and of its folder."""
 
 OPTIONAL: Final = ("user_id", "profile_order", "category", "subset", "margin", "narrative")
-"""Fields that a record may lack, beside lists, which may be empty."""
+"""Optional fields of a record other than lists, which can be empty."""
 
-DIGESTS: Final = "digests.json"  # of its other files when they were written
-TOKENS: Final = "tokens"  # of its trees, where a model was given: see `prb_jax.trees.token_store`
+DIGESTS: Final = "digests.json"  # digests of the other files at the time of writing
+TOKENS: Final = "tokens"  # folder of token stores, if a model was given: see `prb_jax.trees.token_store`
 
 _INFO: Final = "dataset_info.json"
 _METADATA: Final = "metadata.json"
@@ -62,12 +62,12 @@ class PreparedSource(Source):
         return None if tokens_folder(folder) is None else folder
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
-        """The description of the source that the split was prepared from, for which the copy may stand.
+        """Return the description of the split's original source, so the copy can replace the source.
 
-        It is that of the files themselves where the copy was made of several sources, or by an earlier version.
+        A copy of several sources, or from an earlier version, is described by its own files.
 
         Raises:
-          DataError: the copy is damaged, or its files are not those that were prepared.
+          DataError: The copy is damaged, or its files have changed.
         """
         folder = Path(self.name)
         made = metadata(folder)
@@ -82,14 +82,14 @@ class PreparedSource(Source):
 
 
 class PreparedComparisons(Items[Comparison]):
-    """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
+    """Comparisons of one split of a prepared folder; each is read from disk on access.
 
     Args:
-      folder: that `prb prepare` wrote, or the folder of the version within it.
-      split: its name; a folder with only one split has that for any name.
+      folder: Folder from `prb prepare`, or the folder of a version in it.
+      split: Name of the split; a folder with a single split uses it for any name.
 
     Raises:
-      DataError: for a folder that holds no prepared data set, or not this split.
+      DataError: The folder contains no prepared data set, or lacks this split.
     """
 
     in_memory = False
@@ -116,30 +116,30 @@ class PreparedComparisons(Items[Comparison]):
             yield from self._rows(range(start, min(start + _AT_A_TIME, len(self))))
 
     def _rows(self, places: range) -> Iterator[Row]:
-        # Several at once are read faster than one after the other.
+        # Reading several examples at once is faster.
         for place, example in zip(places, self._examples.__getitems__(list(places)) if places else ()):
             yield Row(f"{self._place}: row {place + 1}", to_row(example))
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether the folder holds a prepared data set of ours."""
+    """Return True if the folder contains a data set from `prb prepare`."""
     return _version_folder(folder) is not None
 
 
 def metadata(folder: Path) -> dict[str, Any]:
-    """What the data set was made of: "sources", "splits", "benchmark" (a name or None).
+    """Return the origin of the data set: "sources", "splits", "benchmark" (a name or None).
 
     Raises:
-      DataError: it is damaged.
+      DataError: The data set is damaged.
     """
     return read_object(_found(folder) / _METADATA, error=DataError, hint=_AGAIN)
 
 
 def check_text(folder: Path) -> None:
-    """Make sure that the files of a prepared folder, but for its tokens, are those that were prepared.
+    """Check that the files of a prepared folder, except its tokens, have not changed.
 
     Raises:
-      DataError: one of them changed, or cannot be read.
+      DataError: A file changed or cannot be read.
     """
     for name, digest in _digests(folder).items():
         if file_digest(_found(folder) / name) != digest:
@@ -147,22 +147,22 @@ def check_text(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """By name, the digests of the files; earlier versions kept none."""
+    """Return the digests of the files by name; earlier versions stored none."""
     digests = read_json(_found(folder) / DIGESTS, error=DataError, hint=_AGAIN, optional=True)
     return digests if isinstance(digests, dict) else {}
 
 
 def tokens_folder(folder: Path) -> Path | None:
-    """The folder of the tokens that were prepared with a data set; None if it was prepared without."""
+    """Return the folder of the tokens prepared with a data set; None without tokens."""
     version = _version_folder(folder)
     return version / TOKENS if version is not None and (version / TOKENS).is_dir() else None
 
 
 def prepared_sources(folder: Path, *, split: str) -> list[Any]:
-    """What `describe_source` said of the sources that a split was prepared from.
+    """Return the descriptions (`describe_source`) of the sources of a split.
 
     Raises:
-      DataError: the copy is damaged, or does not know its sources.
+      DataError: The copy is damaged, or does not record its sources.
     """
     made = metadata(folder)
     sources, splits = made.get("sources"), made.get("splits")
@@ -173,7 +173,7 @@ def prepared_sources(folder: Path, *, split: str) -> list[Any]:
 
 
 def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored example as a record: see ``prb_jax.records.sources.tfds_builder`` for what stands for what."""
+    """Convert a stored example to a record; ``prb_jax.records.sources.tfds_builder`` documents the format."""
     responses = [text.decode() for text in example["responses"]]
     row: dict[str, Any] = {"id": example["id"].decode(), "prompt": _objects(example["prompt"])}
     if bool(example["is_pair"]):
@@ -190,12 +190,12 @@ def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects(columns: Mapping[str, Sequence[bytes]]) -> list[dict[str, str]]:
-    """A list of objects, which is stored as an object of lists."""
+    """Return a list of objects, which is stored as an object of lists."""
     return [dict(zip(columns, (text.decode() for text in texts))) for texts in zip(*columns.values())]
 
 
 def _version_folder(folder: Path) -> Path | None:
-    """The folder with the files themselves: the one given, or the newest version within it."""
+    """Return the folder with the data files: the given folder, or the newest version in it."""
     inside = sorted(folder.glob(f"{NAME}/[0-9]*/{_INFO}"), key=lambda path: path.parent.name, reverse=True)
     for info in (folder / _INFO, *inside):
         with contextlib.suppress(DataError):
@@ -225,5 +225,5 @@ def _examples(folder: Path, split: str) -> Any:
         return builder.as_data_source(split=name)
     except DataError:
         raise
-    except Exception as error:  # whatever damaged files make of it; the chain keeps the details
+    except Exception as error:  # damaged files raise many types of errors; the chain keeps the details
         raise DataError(f"{folder}: cannot be read: {error}; {_AGAIN}") from error

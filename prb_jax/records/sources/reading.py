@@ -23,7 +23,7 @@ from prb_jax.records.sources.source import FileSource, PythonSource, Source, sam
 from prb_jax.seams import get, is_imported, is_python_value, names
 
 PERSONAS: Final = "personas"
-PRB: Final = "prb"  # the paper's data set, which is read alike with and without its name
+PRB: Final = "prb"  # the paper's data set, read in the same way with and without its name
 
 _COLUMN: Final = r"(\w+=[^&=?]+|rendered)"
 _COLUMNS: Final = re.compile(rf"(?P<source>.+)\?(?P<columns>{_COLUMN}(&{_COLUMN})*)", re.DOTALL)
@@ -46,17 +46,17 @@ def read_comparisons(
         or the records themselves: see ``prb_jax.records.intake.Records``.
         A name may end in "?FIELD=COLUMN&...", for data whose columns have other names ("votes.csv?user_id=voter"), and
         in "?rendered", for texts that a chat template has rendered: they are taken as they are.
-      subset: keep only this subset; for the paper's data set long or short ("Art").
-      split: of a folder, a hub data set, or the generated benchmark if it is named without a part;
+      subset: Subset to keep; for the paper's data set the long or short name ("Art").
+      split: Split of a folder, a hub data set, or the generated benchmark if it is named without a part;
         benchmarks but the paper's are read from the split that they are published in.
-      limit: keep only the first so many (of the subset). A file is not read further.
+      limit: Maximum number of comparisons (of the subset). A file is not read further.
 
     Returns:
       At least one comparison, in the order of the source, with distinct ids.
 
     Raises:
-      DataError: for a source that does not exist, cannot be read or holds nothing, and for the
-        first bad record, naming file, line and field.
+      DataError: The source does not exist, cannot be read or is empty, or a record is invalid; the message names file,
+        line and field of the first error.
     """
     return list(each_comparison(source, subset=subset, split=split, limit=limit))
 
@@ -64,7 +64,7 @@ def read_comparisons(
 def each_comparison(
     source: str | Path | Records, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> Iterator[Comparison]:
-    """Yield the comparisons that ``read_comparisons`` gives, one after another; errors likewise."""
+    """Yield the comparisons of ``read_comparisons`` one by one, with the same errors."""
     check_limit(limit)
     named = isinstance(source, str | Path)
     rows = each_row(source, subset=subset, split=split) if named else given_rows(source)
@@ -76,7 +76,7 @@ def each_comparison(
 def open_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> Items[Comparison]:
-    """As ``read_comparisons``, but comparisons of large files are read forward when they are asked for.
+    """Like ``read_comparisons``, but comparisons of large files are read sequentially on access.
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.records.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
@@ -94,12 +94,12 @@ def open_comparisons(
 def find_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "train", limit: int | None = None
 ) -> Items[Comparison]:
-    """As ``read_comparisons``, for comparisons that are looked up in any order.
+    """Like ``read_comparisons``, for access in any order.
 
-    Those of a large prepared folder stay on the disk: it is given whole, and subset and limit are left to the caller.
+    Comparisons of a large prepared folder stay on disk: all are returned, and the caller applies subset and limit.
 
     Raises:
-      DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
+      DataError: Errors of ``read_comparisons``; or raw files are too large for memory.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -114,23 +114,23 @@ def find_comparisons(
 
 
 def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
-    """Yield the records of a source as they stand there, unchecked, or as comparisons where they are generated.
+    """Yield the raw, unchecked records of a source; generated sources yield comparisons.
 
     Args:
-      subset: of a folder or hub data set with several configs, the one that is read; files are read whole.
+      subset: Config to read from a folder or hub data set with several; files are read completely.
 
     Raises:
-      DataError: a source that does not exist, or a file that cannot be read.
+      DataError: The source does not exist, or a file cannot be read.
     """
     opened = _resolve(source, split=split)
     return mapped_rows(lambda: opened.rows(subset=subset, split=split), opened)()
 
 
 def source_rows(source: str | Path) -> list[Row]:
-    """Return the records of a source as they stand there, in JSON files fields outside the schema too.
+    """Return the raw records of a source; records of JSON files keep fields outside the schema.
 
     Raises:
-      DataError: as `read_comparisons`; the records of a file need only be JSON objects or rows.
+      DataError: Errors of `read_comparisons`; but records of a file only need to be JSON objects or rows.
     """
     opened = _resolve(source, split="test")
     if opened.kind == "file" and opened.benchmark is None:
@@ -146,18 +146,18 @@ def source_rows(source: str | Path) -> list[Row]:
 def describe_source(
     source: str | Path, *, split: str = "test", digests: Mapping[Path, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """What ``source`` is made of, JSON-ready: equal now and later only if its contents are.
+    """Return a JSON-ready description of ``source``, which changes if the contents change.
 
-    A prepared copy is described as its source is, so that one may take the place of the other.
+    A prepared copy has the description of its source, so each can replace the other.
     Files are named relative to the source with their sha256, so a moved file describes equally. Of
     a hub data set only the name is known without reading it. Large files are known by the digests of their blocks.
 
     Args:
-      source, split: as of ``read_comparisons``.
-      digests: of files that need not be read for it: their digests, or anything else that is to stand in their places.
+      source, split: Source and split, as in ``read_comparisons``.
+      digests: Known digests of files, or placeholders for them; these files are not read.
 
     Raises:
-      DataError: for a source that does not exist or cannot be read.
+      DataError: The source does not exist or cannot be read.
     """
 
     def digest(file: Path) -> Any:
@@ -169,22 +169,22 @@ def describe_source(
 
 
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
-    """The files of a source that is read by windows; none for any other source. Errors as of ``describe_source``."""
+    """Return the files of a source that is read by windows; else nothing. Errors as in ``describe_source``."""
     return _large_files(_resolve(source, split=split), split=split)
 
 
 def recorded_sources(names: Any, *, where: str) -> list[str]:
-    """Return the names of sources that a record of a run has, to open them again.
+    """Return the names of the sources in the record of a run, to open them again.
 
     Records are data, which strangers may have written: a Python file that one names is not run, unless the user lets it
     run by `--import`.
 
     Args:
-      names: What the record says.
+      names: Value in the record.
       where: File of the record, for the message.
 
     Raises:
-      DataError: a name of a Python file, or something else than names.
+      DataError: A name is a Python file, or the value is not a list of names.
     """
     check_schema(names, list[str], where=f"{where}: data", error=DataError)
     for name in names:
@@ -197,17 +197,17 @@ def recorded_sources(names: Any, *, where: str) -> list[str]:
 
 
 def prepared_tokens(source: str | Path) -> Path | None:
-    """The prepared folder that the source is, if it holds tokens beside the text."""
+    """Return the folder of a prepared source with tokens; else None."""
     return _resolve(source, split="").tokens
 
 
 def benchmark_of(source: str | Path) -> str | None:
-    """The name of the benchmark that the source holds, if it holds one; errors as of ``describe_source``."""
+    """Return the name of the source's benchmark, if any; errors as in ``describe_source``."""
     return _resolve(source, split="").benchmark
 
 
 def _resolve(source: str | Path, *, split: str) -> Source:
-    """Open the source of a name, which may end in "?FIELD=COLUMN&...&rendered"."""
+    """Return the source of a name, which can end in "?FIELD=COLUMN&...&rendered"."""
     source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         opened = _resolve(match["source"], split=split)
@@ -238,7 +238,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
 
 
 def _at(place: str | Path) -> Source:
-    """What lies at a path or an id, with the name of the benchmark that it says to hold."""
+    """Return the source at a path or hub id, with the name of its benchmark, if given."""
     path = Path(place)
     if path.is_dir():
         return get("sources", "folder").value(str(path))
@@ -257,7 +257,7 @@ def _large_files(source: Source, *, split: str) -> Sequence[Path]:
 
 
 def mapped_rows(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
-    """The rows of each pass, their columns under the names of fields."""
+    """Return a function that yields the rows of a pass with mapped columns renamed to fields."""
     if not source.has_columns or source.columns is None:
         return rows
     mapper = FieldMapper(source.columns, source.name)
@@ -278,7 +278,7 @@ def check_limit(limit: int | None) -> None:
 def chosen(
     records: Iterable[Row[Comparison]], source: object, *, subset: str | None, limit: int | None
 ) -> Iterator[Row[Comparison]]:
-    """The first ``limit`` comparisons of a subset; at least one."""
+    """Yield the first ``limit`` comparisons of a subset; DataError if there is none."""
     taken, others = 0, set[str]()
     for placed in records:
         if subset is not None and not same_subset(placed.value.subset, subset):
@@ -295,7 +295,7 @@ def chosen(
 
 
 def _distinct(records: Iterable[Row[Comparison]]) -> Iterator[Row[Comparison]]:
-    """The same comparisons, refusing an id that was used before."""
+    """Yield the same comparisons; DataError for an id that was used before."""
     seen: dict[str, str] = {}
     for record in records:
         before = seen.setdefault(record.value.id, record.where)

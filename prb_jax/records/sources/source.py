@@ -1,4 +1,4 @@
-"""What the name of a source stands for: a file or a value of a Python file; other kinds have modules of their own."""
+"""Base class of sources, and two kinds: a file, and a value in a Python file; other kinds are in separate modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRB_SUBSETS: Final[Mapping[str, str]] = {
     "Art_and_Entertainment": "Art",
     "Society_and_Culture": "Society",
 }
-"""Config name on the hub -> short name, which is that of the paper's released scripts."""
+"""Config name on the hub -> short name of the paper's released scripts."""
 
 _SHORT_NAMES: Final = {
     name.casefold(): short for long, short in PRB_SUBSETS.items() for name in (long, short)
@@ -35,12 +35,12 @@ _SHORT_NAMES: Final = {
 
 
 def short_name(subset: str) -> str:
-    """The short name of a subset of the paper's data set, in any spelling; other names unchanged."""
+    """Return the short name of a subset of the paper's data set, in any spelling; other names unchanged."""
     return _SHORT_NAMES.get(subset.casefold(), subset)
 
 
 def same_subset(name: str | None, wanted: str) -> bool:
-    """Whether a subset is the one that is wanted, in any spelling, or a part of its name is: "en" of "en/balanced"."""
+    """Return True if `subset` matches the wanted one in any spelling, or by a part: "en" matches "en/balanced"."""
     return name is not None and short_name(wanted) in (short_name(name), *name.split("/"))
 
 
@@ -48,55 +48,55 @@ def same_subset(name: str | None, wanted: str) -> bool:
 class Source:
     """Records by name."""
 
-    name: str  # a path, a hub id, or the part of the generated benchmark
-    # the fields that have other names in the data; None to read all columns
+    name: str  # path, hub id, or part of the generated benchmark
+    # mapped columns; None to read all columns
     columns: FieldNames | None = RECORD
-    benchmark: str | None = None  # the name of the benchmark that it holds, if it holds one
+    benchmark: str | None = None  # name of the benchmark, if it is one
 
     kind: ClassVar[str]
     has_columns: ClassVar[bool] = False
-    """Whether its records are as a stranger wrote them, so that columns may have other names than fields."""
+    """True if columns can have other names than fields, as in foreign data."""
 
     def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
-        """Yield the records, unchecked; those of one config where the subset names one of several.
+        """Yield the unchecked records; only those of one config if the subset names one of several.
 
         Raises:
-          DataError: they cannot be read.
+          DataError: Records cannot be read.
         """
         raise NotImplementedError
 
     def splits(self, config: str | None) -> list[str]:
-        """Return the names of all splits, of one config where there are several.
+        """Return the names of all splits, or of one config's splits if there are several configs.
 
         Raises:
-          DataError: they cannot be read.
+          DataError: Names cannot be read.
         """
         raise NotImplementedError
 
     def files(self, *, split: str) -> Sequence[Path]:
-        """Return the files that decide what the split holds; none where no file alone does."""
+        """Return the files that define the contents of the split; empty if files do not define them."""
         return []
 
     def large_files(self, *, split: str) -> Sequence[Path]:
-        """Return the files that are read by windows, as they are large; none where all is read at once."""
+        """Return the files if they are large and read by windows; empty if all is read at once."""
         return []
 
     def stored(self, *, split: str) -> Items[Comparison] | None:
-        """Return the comparisons on the disk, if each can be read from there when it is asked for."""
+        """Return comparisons with random access on disk, if the source supports it."""
         return None
 
     @property
     def tokens(self) -> Path | None:
-        """The folder of the source, if it holds tokens beside the text."""
+        """Return the folder of the source if it contains tokens; else None."""
         return None
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
-        """Return what the source is made of, JSON-ready: equal now and later only if its contents are."""
+        """Return a JSON-ready description of the source, which changes if the contents change."""
         files = {self._inside(file): digest(file) for file in sorted(self.files(split=split))}
         return {"kind": self.kind, **self.marks(), "split": split, "files": files}
 
     def marks(self) -> dict[str, Any]:
-        """Return what else a description says: how its records are read."""
+        """Return further entries of the description: how records are read."""
         columns = self.columns or RECORD
         mapped = {"columns": dict(columns.columns)} if columns.columns else {}
         return mapped | ({"rendered": True} if columns.rendered else {})
@@ -126,7 +126,7 @@ class FileSource(Source):
 
 
 class PythonSource(Source):
-    """FILE.py:NAME, which is a function that returns records, or the records themselves."""
+    """FILE.py:NAME, a function that returns records, or the records."""
 
     kind = "python"
 
@@ -142,7 +142,9 @@ class PythonSource(Source):
             yield Row(f"{self.name}: {row.where}", row.value)
 
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
-        content = sha256()  # of the records: what the file computes may depend on more than the file
+        content = (
+            sha256()
+        )  # digest of the records, because results of the file can depend on more than its text
         for row in self.rows(subset=None, split=split):
             value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
             content.update(json.dumps(value, sort_keys=True, default=str).encode() + b"\n")

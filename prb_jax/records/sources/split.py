@@ -28,8 +28,8 @@ CARD: Final = "README.md"
 class SplitPart:
     """One part of a data set."""
 
-    path: Path  # its file
-    # comparisons, users, questions: how many are in it; rows without a user count as none
+    path: Path  # file of the part
+    # comparisons, users, questions: numbers in the part; rows without a user do not count as users
     comparisons: int
     users: int
     questions: int
@@ -40,10 +40,9 @@ class Split:
     """A data set in parts.
 
     Attributes:
-      folder: with a file for each part, which `--data` and `data=` take as a folder with splits.
-      parts: by name.
-      shared: how many of the other kind (questions of a split by users, users of a split by questions) are in more
-        than one part.
+      folder: Folder with one file per part, which `--data` and `data=` accept as a folder with splits.
+      parts: Parts by name.
+      shared: Number of questions (in a split by users) or users (in a split by questions) in more than one part.
     """
 
     folder: Path
@@ -61,20 +60,20 @@ def split(
 ) -> Split:
     """Write the records of ``data`` as disjoint parts: all of one user, or of one question, in one part.
 
-    Users or questions are shuffled by the seed and their own name alone, and fill the parts one after another, each up
-    to its share of the comparisons. Records stay as they are and keep their order; equal inputs give equal bytes.
+    The shuffle of users or questions depends only on the seed and their names. They fill the parts in order, each up to
+    its share of the comparisons. Records are unchanged and keep their order; equal inputs give equal bytes.
 
     Args:
-      data: a file, or any other source of ``read_comparisons``.
-      by: "user" or "question"; questions that differ in case and spaces alone are one.
-      out: folder for PART.jsonl of each part, and a README.md that tells how they were made.
-      parts: names and shares, which are above 0 and together 1.
-      seed: of the shuffle.
+      data: A file, or any other source of ``read_comparisons``.
+      by: "user" or "question"; questions that differ only in case and spaces are equal.
+      out: Folder for one PART.jsonl per part and a README.md that documents the split.
+      parts: Names and shares, which are positive and sum to 1.
+      seed: Seed of the shuffle.
 
     Raises:
-      DataError: a record that is not of the format, a row without a user in a split by user, too few users or
-        questions for all parts, or shares that are not such.
-      RunError: ``out`` cannot be written, or holds other files of these names.
+      DataError: A record is invalid, a row lacks a user in a split by user, there are too few users or questions for
+        all parts, or shares are invalid.
+      RunError: ``out`` cannot be written, or contains other files with these names.
     """
     if by not in BY:
         raise DataError(f"by: expected {' or '.join(BY)}, found {quote(by)}")
@@ -119,7 +118,7 @@ def _check_parts(parts: Mapping[str, float]) -> None:
 
 
 def _groups(rows: Sequence[Row], by: str) -> tuple[list[str | None], list[str]]:
-    """The user and the question of each record."""
+    """Return the user and the question of each record."""
     users: list[str | None] = []
     questions: list[str] = []
     for row in rows:
@@ -136,7 +135,7 @@ def _groups(rows: Sequence[Row], by: str) -> tuple[list[str | None], list[str]]:
 
 
 def _assign(groups: Sequence[str], parts: Mapping[str, float], *, by: str, seed: int) -> dict[str, str]:
-    """The part of each group: by the middle of its place among all comparisons, in a seeded order of the groups."""
+    """Return the part of each group: by the midpoint of its range of comparisons, in a seeded order of the groups."""
     sizes = Counter(groups)
     order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode()).digest())
     ends = list(zip(parts, accumulate(parts.values())))

@@ -2,16 +2,16 @@
 
     import prb_jax.records.sources.tfds_builder
     source = tfds.data_source("prb_comparisons", split="test", data_dir=DIR,
-                              builder_kwargs={"sources": ["prb"]})      # prepared first, if it is not yet
+                              builder_kwargs={"sources": ["prb"]})      # prepares it on first use
     source[7]["question"]
 
-A folder that is prepared already is found by name without the import: ``tfds.data_source`` and, with
-TensorFlow, ``tfds.load`` take ``("prb_comparisons", data_dir=DIR)``.
+A prepared folder is found by name without the import: ``tfds.data_source`` and, with TensorFlow, ``tfds.load`` accept
+``("prb_comparisons", data_dir=DIR)``.
 
-Fields are those of a record (``prb_jax.records.comparison``), always as prompt, responses and labels; beside
-them "question" is the last message of the prompt and "is_pair" the spelling of the record. What is absent
-is an empty text or list, and NaN for ``margin``; "absent" names it. ``rubric_aspects`` and ``narrative`` are
-private: they must not be shown to a scored model.
+Fields match a record (``prb_jax.records.comparison``), always as prompt, responses and labels. In addition "question"
+is the last user message of the prompt and "is_pair" the spelling of the record. Absent fields are empty texts or lists,
+or NaN for ``margin``; "absent" lists them. ``rubric_aspects`` and ``narrative`` are private: never show them to a
+scored model.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
     """Builds the data set from any source of ``read_comparisons``, in the order of the source.
 
     Args:
-      sources: files, folders or names; needed only where nothing is prepared yet.
-      splits: which splits of the sources to read; they keep their names.
-      options: of every builder of tensorflow-datasets, as ``data_dir`` and ``file_format``
-        ("array_record" if not given).
+      sources: Files, folders or names; only needed if nothing is prepared yet.
+      splits: Splits of the sources to read; they keep their names.
+      options: Options of tensorflow-datasets builders, e.g. ``data_dir`` and ``file_format`` ("array_record" if not
+        given).
     """
 
     name = NAME
@@ -67,7 +67,7 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
                 ("rubric_aspects", [item.name for item in fields(RubricAspect)]),
             )
         }
-        # Numbers are kept as bytes: the number fields of a record on disk have no more than 32 bits.
+        # Numbers are stored as bytes, because number fields of examples on disk have only 32 bits.
         numbers = {
             name: tfds.features.Tensor(shape=shape, dtype=np.float64, encoding="bytes")
             for name, shape in (("labels", (None,)), ("margin", ()))
@@ -82,13 +82,13 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
                     "is_pair": np.bool_,
                 }
             ),
-            disable_shuffling=True,  # the order of the source is part of what a run reports
+            disable_shuffling=True,  # keeps the order of the source, which a run reports
             metadata=tfds.core.MetadataDict(made_of(self._sources, self._splits)),
         )
 
     def _download_and_prepare(self, *args: Any, **options: Any) -> None:
         def serialized(serializer: Any, example: Any) -> bytes:
-            # Maps of protocol buffers have an order of their own in every process.
+            # The order of maps in protocol buffers differs between processes.
             return serializer.get_tf_example(example).SerializeToString(deterministic=True)
 
         with mock.patch.object(ExampleSerializer, "serialize_example", serialized):
@@ -120,10 +120,10 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
 
 
 def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
-    """What a data set of these sources holds, JSON-ready; kept in its metadata.
+    """Return a JSON-ready description of a data set of these sources, for its metadata.
 
     Raises:
-      DataError: for a source that does not exist or cannot be read.
+      DataError: A source does not exist or cannot be read.
     """
     from prb_jax.records.sources.reading import benchmark_of, describe_source
 
@@ -136,10 +136,10 @@ def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
 
 
 def to_example(comparison: Comparison) -> dict[str, Any]:
-    """A comparison with labels as it is stored; ``prb_jax.records.sources.prepared.to_row`` turns it back.
+    """Convert a labelled comparison to an example; ``prb_jax.records.sources.prepared.to_row`` converts it back.
 
     Raises:
-      DataError: a conversation with more than texts, for which the files have no place.
+      DataError: A conversation contains more than texts, which the files cannot represent.
     """
     turns = [*comparison.prompt, *(turn for text in comparison.responses for turn in turns_of(text))]
     if (

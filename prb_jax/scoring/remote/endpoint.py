@@ -1,6 +1,6 @@
-"""A client of endpoints that speak OpenAI's chat API: patient, counted, and never with an answer of its own.
+"""A client for endpoints with OpenAI's chat API: it retries, counts requests, and never invents an answer.
 
-Every reply is kept in a folder under the digest of its request, so that a command that was killed asks nothing twice.
+Every reply is cached in a folder under the digest of its request, so a restarted command sends no request twice.
 """
 
 from __future__ import annotations
@@ -36,54 +36,54 @@ from prb_jax.scoring.remote.options import (
     without_key,
 )
 
-REPLIES = "replies"  # in a run folder: the replies of an endpoint, each under the digest of its request
+REPLIES = "replies"  # subfolder of a run: cached replies, named by the digest of the request
 
 LARGEST_ANSWER = 16_000_000
-"""Bytes of an answer, at most; one of 4,096 tokens with 20 alternatives each has about 6,000,000."""
+"""Maximum size of an answer in bytes; 4,096 tokens with 20 alternatives each have about 6,000,000."""
 
-HOPELESS: Final = frozenset({401, 403, 404})  # statuses that every further request would have too
+HOPELESS: Final = frozenset({401, 403, 404})  # statuses that every further request would get too
 
 _REFUSED_TEMPERATURE: Final = re.compile(
     r"temperature.*(not support|unsupported|deprecated|only the default)|(not support|unsupported).*temperature",
     re.I | re.S,
 )
 
-TRIES: Final = "prb_tries"  # beside an answer that is kept: how often it was asked for
+TRIES: Final = "prb_tries"  # field of a cached answer: number of tries
 
 
 @dataclass(frozen=True)
 class Reply:
     """The reply of a model."""
 
-    text: str  # of the reply; empty if the endpoint says that the model wrote nothing
-    # prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told
+    text: str  # empty if the endpoint reports null content
+    # prompt_tokens, completion_tokens: counts by the server; None if not reported
     prompt_tokens: int | None
     completion_tokens: int | None
-    # each token with the most probable ones of its place and their log-probabilities; None where they were
-    # not asked for
+    # each token with the most probable tokens at its position and their log-probabilities; None if not
+    # requested
     alternatives: Sequence[tuple[str, Sequence[tuple[str, float]]]] | None = None
-    # why it ends: "stop", "length" or another word of who produced it; None where that is not told
+    # finish reason: "stop", "length" or another word of the server; None if not reported
     finish: str | None = None
-    tries: int = field(default=1, compare=False)  # how often it was asked for
+    tries: int = field(default=1, compare=False)  # number of tries
 
     @property
     def is_cut(self) -> bool:
-        """Whether it ends because it reached the most tokens: what it says so far need not be what it would say."""
+        """True if the reply reached the token limit, so its verdict may be missing or premature."""
         return self.finish == "length"
 
 
 class NoReplyError(RunError):
-    """An endpoint gave no reply to one request; another one may fare better."""
+    """An endpoint gave no reply to one request; other requests may succeed."""
 
 
 class Endpoint:
-    """Asks one model of one endpoint; replies are kept in the folder ``cache``, if there is one.
+    """Client for one model of one endpoint; the folder ``cache``, if given, stores replies.
 
-    A temperature that the endpoint refuses is left out with a warning; where it must be ``exact``, it is an error.
+    If the endpoint refuses a temperature, later requests omit it, with a warning. If ``exact``, this is an error.
 
     Attributes:
-      options: how it is asked.
-      asked: requests that were sent, tries of the same one too.
+      options: Options of the endpoint.
+      asked: Number of requests sent, including retries.
     """
 
     def __init__(self, options: EndpointOptions, *, cache: Path | None, exact: bool = False) -> None:
@@ -97,7 +97,7 @@ class Endpoint:
         self.options, self.asked, self._cache, self._exact = options, 0, cache, exact
         self._length_field = options.length_field or LENGTH_FIELDS[0]
         self._temperature = not options.no_temperature
-        # One thread runs every request: an answer has one deadline as a whole, which threads that read cannot have.
+        # One event loop runs all requests, because a blocking read cannot enforce a deadline for a whole answer.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run, args=(self._loop,), name="endpoint", daemon=True).start()
         weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
@@ -109,10 +109,10 @@ class Endpoint:
         )
 
     def ask_all(self, conversations: Sequence[Sequence[Message]], **request: Any) -> list[Reply]:
-        """As `ask_each`, but a conversation without a reply is an error, after which nothing more is asked.
+        """Like `ask_each`, but raise an error for a conversation without a reply and send no further requests.
 
         Raises:
-          RunError: the endpoint refuses, is down, or answers with something else than a reply.
+          RunError: The endpoint refuses a request, is down, or does not return a reply.
         """
         return cast(list[Reply], self.ask_each(conversations, **request, tolerated=()))
 
@@ -127,17 +127,19 @@ class Endpoint:
         more: Mapping[str, Any] | None = None,
         tolerated: type[NoReplyError] | tuple[()] = NoReplyError,
     ) -> list[Reply | NoReplyError]:
-        """Return for each conversation the reply, or the error in its place; several are asked at a time.
+        """Return the reply to each conversation, or the error in its place; requests are concurrent.
 
         Args:
-          conversations: to reply to; equal requests are asked once.
-          seeds: one for each conversation, which the endpoint is told.
-          alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
-          more: further fields of each request, as `top_p`.
-          tolerated: errors after which the others go on.
+          conversations: Conversations to reply to; equal requests are sent once.
+          temperature: Sampling temperature.
+          max_new_tokens: Maximum number of tokens of a reply.
+          seeds: One seed per conversation, which is sent to the endpoint.
+          alternatives: Number of most probable tokens to request at each position (``top_logprobs``), if any.
+          more: Further fields of each request, e.g. `top_p`.
+          tolerated: Errors that do not stop other requests.
 
         Raises:
-          RunError: the endpoint refuses the key, or has no such model or address.
+          RunError: The endpoint refuses the key, or does not have the model or address.
         """
         futures: dict[str, Future[Reply]] = {}
         stop = asyncio.Event()
@@ -177,14 +179,14 @@ class Endpoint:
                 future.cancel()
 
     def cost(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
-        """Return the price of tokens in dollars; None where prices or tokens are not known."""
+        """Return the price of tokens in dollars; None if prices or counts are unknown."""
         prices = self.options.prices
         if prices is None or prompt_tokens is None or completion_tokens is None:
             return None
         return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6
 
     async def _ask(self, body: Mapping[str, Any], stop: asyncio.Event) -> Reply:
-        """The reply to a request: the one that is kept, or else a new one, which is kept; none once ``stop`` is set."""
+        """Return the cached reply to a request, or a new one, which is cached; send nothing once ``stop`` is set."""
         request = json.dumps({"url": self.options.url, "body": body}, sort_keys=True, ensure_ascii=False)
         digest = hashlib.sha256(request.encode()).hexdigest()
         path = None if self._cache is None else self._cache / digest[:2] / f"{digest}.json"
@@ -201,7 +203,7 @@ class Endpoint:
         return reply
 
     async def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-        """The answer of the endpoint, after as many tries as it takes, and how many it took."""
+        """Return the answer of the endpoint and the number of tries."""
         options, wait, failure = self.options, self.options.backoff, ""
         for number in range(options.tries):
             if number:
@@ -237,15 +239,15 @@ class Endpoint:
         raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
 
     def _learns(self, said: str, body: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-        """Tell whether a request that was refused is sent otherwise from now on.
+        """Adapt to a refused request; return True if it is now sent in a different form.
 
         Raises:
-          RunError: a temperature is refused that must be kept.
+          RunError: The endpoint refuses a temperature that must be exact.
         """
         if LENGTH_FIELDS[1] in said and LENGTH_FIELDS[0] in sent and self.options.length_field is None:
             self._length_field = LENGTH_FIELDS[1]
         elif "temperature" in sent and _REFUSED_TEMPERATURE.search(said):
-            if body["temperature"] != 1:  # 1 is the one that such models have
+            if body["temperature"] != 1:  # such models always sample at 1
                 refuses = (
                     f"{self.options.url}: {self.options.model} refuses temperature {body['temperature']:g}"
                 )
@@ -258,21 +260,25 @@ class Endpoint:
         return self._sent(body) != sent
 
     def _sent(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request as the endpoint takes it."""
+        """Return a request in the form that the endpoint accepts."""
         sent = {name: value for name, value in body.items() if name not in (LENGTH_FIELDS[0], "temperature")}
         sent[self._length_field] = body[LENGTH_FIELDS[0]]
         return sent | ({"temperature": body["temperature"]} if self._temperature else {})
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[httpx.Response, bytes]:
-        """The answer to one try, and its body. Raises httpx.HTTPError: there is no answer; NoReplyError: it is longer
-        than any reply."""
+        """Return the answer to one try, and its body.
+
+        Raises:
+          httpx.HTTPError: The request failed.
+          NoReplyError: The answer is larger than `LARGEST_ANSWER`.
+        """
         url, data = f"{self.options.url.rstrip('/')}/chat/completions", bytearray()
         async with self._client.stream("POST", url, json=body) as answer:
             zipped = answer.headers.get("content-encoding", "").lower() == "gzip"
             unzip = zlib.decompressobj(wbits=31) if zipped else None
             async for chunk in answer.aiter_raw():
                 try:
-                    # never more than the limit at once: a few bytes may stand for gigabytes
+                    # bounded, because a few compressed bytes can expand to gigabytes
                     data += (
                         chunk if unzip is None else unzip.decompress(chunk, LARGEST_ANSWER + 1 - len(data))
                     )
@@ -285,10 +291,10 @@ class Endpoint:
         return answer, bytes(data)
 
     def _read(self, answer: Any, *, alternatives: bool = False) -> Reply:
-        """The reply in an answer, with the alternatives of its tokens if they were asked for.
+        """Return the reply in an answer, with alternatives of its tokens if requested.
 
         Raises:
-          RunError: the answer holds no reply.
+          RunError: The answer contains no reply.
         """
         choices = answer.get("choices") if isinstance(answer, Mapping) else None
         first: Any = choices[0] if isinstance(choices, list) and choices else None
@@ -326,7 +332,7 @@ class Endpoint:
 
 
 def _alternatives(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:
-    """The tokens of a reply with the most probable ones of their places; None where they are not told as expected."""
+    """Return the tokens of a reply, each with the most probable tokens there; None for an unexpected format."""
     try:
         return [
             (
@@ -340,7 +346,7 @@ def _alternatives(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]] | 
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """The work of an endpoint's thread, until the endpoint is gone."""
+    """Run the event loop of an endpoint's thread until the endpoint is garbage collected."""
     try:
         loop.run_forever()
     finally:

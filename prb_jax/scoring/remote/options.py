@@ -1,4 +1,4 @@
-"""How servers are asked: the options of an endpoint, when a request is tried again, and what a message shows."""
+"""Requests to servers: options of an endpoint, rules for retries, and answers in messages."""
 
 from __future__ import annotations
 
@@ -15,52 +15,50 @@ from prb_jax.records.options import option
 if TYPE_CHECKING:
     import httpx
 
-KEY = "PRB_ENDPOINT_KEY"  # the environment variable with the key that is sent to an endpoint
+KEY = "PRB_ENDPOINT_KEY"  # environment variable with the API key of an endpoint
 
 LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
-"""How an endpoint is told the most tokens of a reply: newer models refuse the first, older servers the second."""
+"""Names of the request field for the token limit: newer models refuse the first, older servers the second."""
 
-RETRIED = frozenset({408, 409, 425, 429})  # statuses below 500 that may go away by themselves
-LONGEST_WAIT = 60.0  # seconds between two tries, at most, whatever the endpoint asks for
+RETRIED = frozenset({408, 409, 425, 429})  # temporary statuses below 500
+LONGEST_WAIT = 60.0  # maximum seconds between two tries, even if the endpoint asks for more
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """How an endpoint is asked; `key` is sent as a bearer token.
+    """Options of an endpoint; `key` is sent as a bearer token.
 
     Raises:
-      RunError: another `length_field`.
+      RunError: `length_field` is unknown.
     """
 
     url: str = option(
         MISSING,
-        f"instead: an API like OpenAI's, as https://HOST/v1; its key is read from {KEY}",
+        f"use an OpenAI-compatible API instead, e.g. https://HOST/v1; its key is read from {KEY}",
         "URL",
         flag="endpoint",
     )
-    model: str = option(MISSING, "of the model at the endpoint", "NAME")
+    model: str = option(MISSING, "name of the model at the endpoint", "NAME")
     key: str | None = field(default=None, repr=False)
-    concurrency: int = option(8, "requests at a time", least=1)
-    tries: int = option(6, "of one request", least=1)
+    concurrency: int = option(8, "number of concurrent requests", least=1)
+    tries: int = option(6, "maximum number of tries per request", least=1)
     seconds: float = option(
-        120.0, "until a try is given up, from connecting to the last byte of its answer", above=0
+        120.0, "time limit of a try, from connecting to the last byte of its answer", above=0
     )
-    backoff: float = option(
-        1.0, "seconds before the second try; twice as many before each further one", above=0
-    )
+    backoff: float = option(1.0, "seconds before the second try; doubled before each further try", above=0)
     prices: tuple[float, float] | None = option(
         None,
-        "dollars for a million tokens of prompts and of replies, for the cost in summary.json",
+        "dollars per million prompt tokens and per million reply tokens, for the cost in summary.json",
         "DOLLARS DOLLARS",
         flag="price",
     )
     length_field: str | None = option(
         None,
-        "how the endpoint is told the most tokens of a reply (default: max_tokens, until it refuses it)",
+        "request field for the token limit of a reply (default: max_tokens, until the endpoint refuses it)",
         choices=LENGTH_FIELDS,
     )
     no_temperature: bool = option(
-        False, "send no temperature, to models that refuse one (default: until it is refused)"
+        False, "omit the temperature, for models that refuse it (default: send it until refused)"
     )
 
     def __post_init__(self) -> None:
@@ -71,15 +69,15 @@ class EndpointOptions:
 def endpoint_options(
     url: str | None, model: str | None, *, price: Sequence[float] | None = None, **chosen: Any
 ) -> EndpointOptions | None:
-    """Return the options of an endpoint from a command line, with the key of the environment; None for none.
+    """Return the endpoint options of a command line, with the key of the environment; None without an endpoint.
 
     Args:
-      url, model: of the endpoint.
-      price: dollars for a million tokens of prompts and of replies.
-      chosen: further fields of :class:`EndpointOptions`.
+      url, model: URL of the endpoint and name of its model.
+      price: Dollars per million prompt tokens and per million reply tokens.
+      chosen: Further fields of :class:`EndpointOptions`.
 
     Raises:
-      RunError: one of URL and model without the other, or a price without them.
+      RunError: Only one of URL and model is given, or a price without them.
     """
     if url is None and model is None:
         if price is not None:
@@ -92,7 +90,7 @@ def endpoint_options(
 
 
 def without_key(value: object, key: str | None) -> str:
-    """Return an answer, or a part of it, for a message; one that holds the key that was sent is not shown."""
+    """Return an answer or a part of it, quoted for a message; an answer that contains the key is not shown."""
     return "an answer that holds the key (not shown)" if key and key in str(value) else quote(value)
 
 

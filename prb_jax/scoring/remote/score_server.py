@@ -1,8 +1,8 @@
-"""Servers of reward models as scorers, asked over HTTP, patiently, and never with a score of their own.
+"""Reward model servers as scorers, over HTTP with retries; a score is never invented.
 
-`prb serve` is asked for a comparison at a time, so that its responses are one tree there. vLLM or SGLang is asked for a
-conversation at a time: `/classify` or `/pooling` of a sequence classifier gives one number. Many requests are under way
-at a time, and the server scores all that wait together.
+A request to `prb serve` is one comparison, so the server computes its responses as one tree. A request to vLLM or
+SGLang is one conversation: `/classify` or `/pooling` of a sequence classifier returns one number. Requests are
+concurrent, so the server can batch them.
 """
 
 from __future__ import annotations
@@ -31,27 +31,26 @@ from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 if TYPE_CHECKING:
-    import httpx  # takes long to import: the functions that need it do so
+    import httpx  # slow to import, so functions import it
 
     from prb_jax.text.tokenizer import ChatTokenizer
 
-TOKEN = "PRB_SERVE_TOKEN"  # the environment variable with the token of a server and its clients
-CONCURRENCY = 64  # requests that are under way at a time
+TOKEN = "PRB_SERVE_TOKEN"  # environment variable with the token of a server and its clients
+CONCURRENCY = 64  # number of concurrent requests
 
 TRIES = 6
-BACKOFF = 1.0  # seconds before the second try of a request; twice as many before each further one
-SECONDS = 150.0  # until a try is given up; longer than a server of its own accord takes
+BACKOFF = 1.0  # seconds before the second try of a request; doubled before each further try
+SECONDS = 150.0  # time limit of a try; longer than the server's own limit
 
 
 class ScoreClient(Scorer):
-    """Asks a server for scores, many requests at a time, each of them patiently.
+    """Client that requests scores from a server, with concurrent requests and retries.
 
-    Another process may be given it (pickle): it opens connections of its own there, with the token of its own
-    environment.
+    It can be pickled to another process, where it opens new connections with the token of that environment.
 
     Attributes:
-      url: of the server.
-      uses: the options of what is shown that it does not decide.
+      url: URL of the server.
+      uses: View options that the server does not decide.
     """
 
     uses: ClassVar[tuple[str, ...]] = ()
@@ -63,7 +62,7 @@ class ScoreClient(Scorer):
 
     @property
     def decided(self) -> str:
-        """Who decides about all other options."""
+        """Reason why other options have no effect: the server decides."""
         return f"decided by the server {self.url}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +78,7 @@ class ScoreClient(Scorer):
         *,
         skip: Skip,
     ) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other; ``score`` gives up where its event is set."""
+        """Yield the scores of one comparison at a time; ``score`` must give up when its event is set."""
         over = threading.Event()
         pool = ThreadPoolExecutor(CONCURRENCY)
         waiting: dict[int, Future[Sequence[float]]] = {
@@ -103,10 +102,10 @@ class ScoreClient(Scorer):
         tries: int,
         over: threading.Event | None = None,
     ) -> Any:
-        """Return the answer of the server, after as many tries as it takes.
+        """Return the answer of the server, after up to `tries` tries.
 
         Raises:
-          RunError: no answer came, or one with a status that no further try would change.
+          RunError: No answer arrived, or its status is permanent.
         """
         import httpx
 
@@ -132,9 +131,9 @@ class ScoreClient(Scorer):
 
 
 class RemoteScorer(ScoreClient):
-    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a `prb serve`. Build with :func:`open_remote`.
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks `prb serve`. Build with :func:`open_remote`.
 
-    In another process too it holds the server to the same model.
+    A pickled copy in another process also checks that the server still serves the same model.
     """
 
     def __init__(self, url: str, client: httpx.Client) -> None:
@@ -142,12 +141,12 @@ class RemoteScorer(ScoreClient):
         self._model = self._facts(tries=1)
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the model that is served, as it is without a server."""
+        """Return the identity of the served model, the same as without a server."""
         return dict(self._model["identity"])
 
     @property
     def view(self) -> dict[str, Any]:
-        """What the server shows its model of a comparison."""
+        """View of the server's model, as fields of `View`."""
         return dict(self._model["view"])
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
@@ -155,23 +154,23 @@ class RemoteScorer(ScoreClient):
         return ChosenView(served_view(self.view))
 
     def remarks(self, view: View) -> Sequence[str]:
-        """Return what a run should report about the server."""
+        """Return the facts about the server that a run cannot record."""
         return [
             f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
         ]
 
     @property
     def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the server has a judge that compares the responses of a prompt."""
+        """True if the server has a judge that compares the responses of a prompt."""
         return self._model["identity"].get("judge") == "pairs"
 
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other.
+        """Yield the scores of one comparison at a time.
 
         Raises:
-          RunError: the server refuses, is gone, serves another model by now, or answers with anything but K numbers.
+          RunError: The server refuses, is gone, now serves another model, or does not return K numbers.
         """
         now = self._facts(tries=TRIES)
         same = reward_identity(now["identity"]) == reward_identity(self._model["identity"])
@@ -209,7 +208,7 @@ class RemoteScorer(ScoreClient):
         return scores
 
     def _entries(self, answer: Any) -> list[dict[str, Any]]:
-        """The objects in the list "data" of an answer; one for each entry."""
+        """Return the objects in the list "data" of an answer; an entry that is not an object becomes {}."""
         if not isinstance(answer, dict):
             raise RunError(f"{self.url}: expected an answer of `prb serve`, found {quote(answer)}")
         data = answer.get("data")
@@ -218,7 +217,7 @@ class RemoteScorer(ScoreClient):
         ]
 
     def _facts(self, *, tries: int) -> dict[str, Any]:
-        """Identity of the model and what it is shown."""
+        """Return the identity and the view of the served model."""
         answer = self.ask("GET", "/v1/models", tries=tries)
         first = next(iter(self._entries(answer)), {})
         facts = {name: first.get(name) for name in ("identity", "view")}
@@ -269,12 +268,12 @@ class ClassServer(ScoreClient):
         self._remark = f"{self.url}: not known, and not recorded: {', '.join(unknown)}"
 
     def identity(self) -> dict[str, Any]:
-        """Return the name, what the server tells of itself, and what cannot be known."""
+        """Return the name, the facts reported by the server, and a list of unknown facts."""
         named = {"name": self._name, "server": self.url, "route": self._route, "model": self._name}
         return named | self._facts
 
     def remarks(self, view: View) -> Sequence[str]:
-        """Return what a run should report about the server."""
+        """Return the facts about the server that a run cannot record."""
         return [self._remark]
 
     def stream(
@@ -285,11 +284,11 @@ class ClassServer(ScoreClient):
         skip: Skip = skip_nothing,
         **_: Any,
     ) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other.
+        """Yield the scores of one comparison at a time.
 
         Raises:
-          RunError: another protocol or a length, which the server decides; or it refuses, is gone, or gives several
-            classes.
+          RunError: The view has another protocol or a maximum length, which the server decides; or the server refuses,
+            is gone, or returns several classes.
         """
         view = view or self.choose_view(ViewOptions()).view
         if view.max_length is not None or view.protocol is not TextProtocol.DEFAULT:
@@ -326,7 +325,7 @@ class ClassServer(ScoreClient):
         return numbers[0]
 
     def _fact(self, path: str) -> Mapping[str, Any] | None:
-        """What the server tells of itself; None where it has no such route."""
+        """Return the server's answer at `path`; None if it has no such route."""
         try:
             answer = self.ask("GET", path, tries=1)
         except RunError as error:
@@ -337,7 +336,7 @@ class ClassServer(ScoreClient):
 
 
 def _numbers(answer: Any) -> list[float] | None:
-    """The numbers of the only entry: vLLM's `probs` or `data`, SGLang's `embedding`; None if the answer has neither."""
+    """Return the numbers of the only entry: vLLM's `probs` or `data`, SGLang's `embedding`; None without these."""
     data = answer.get("data") if isinstance(answer, dict) else answer
     entry = data[0] if isinstance(data, list) and len(data) == 1 else answer
     if not isinstance(entry, dict):
@@ -349,10 +348,10 @@ def _numbers(answer: Any) -> list[float] | None:
 
 
 def open_remote(url: str) -> RemoteScorer:
-    """Return the scorer of a running `prb serve`; its token is in the environment variable PRB_SERVE_TOKEN.
+    """Return the scorer of a running `prb serve`; the environment variable PRB_SERVE_TOKEN contains its token.
 
     Raises:
-      RunError: nothing answers there, or something else than `prb serve`.
+      RunError: Nothing answers at the URL, or the server is not `prb serve`.
     """
     import httpx
 
@@ -371,19 +370,19 @@ def open_class_server(
     """Return the scorer of a server of vLLM (`/classify`, `/pooling`) or SGLang (`/classify`).
 
     Args:
-      url: with the route, and the model's name where there are several, as http://HOST:PORT/classify#MODEL.
-      tokenizer: folder or hub id of the model's tokenizer, whose chat template renders conversations here; without one
-        the server renders messages by its own.
-      revision, chat_template: of the tokenizer.
+      url: URL with the route, and the model's name if there are several, e.g. http://HOST:PORT/classify#MODEL.
+      tokenizer: Folder or hub id of the model's tokenizer; its chat template renders conversations in the client. If
+        not given, the server renders messages.
+      revision, chat_template: Options of the tokenizer.
 
     Raises:
-      RunError: nothing answers there, or it is not known which model is asked.
+      RunError: Nothing answers at the URL, or the model to ask is unknown.
     """
     if tokenizer is None:
         if revision is not None or chat_template is not None:
             raise RunError("revision, chat_template: belong to --tokenizer NAME: leave out here")
         return ClassServer(url, open_client(), chat=None)
-    from prb_jax.text.tokenizer import load_tokenizer  # takes long to import
+    from prb_jax.text.tokenizer import load_tokenizer  # slow to import
 
     chat = load_tokenizer(tokenizer, revision=revision, chat_template=chat_template)
     return ClassServer(url, open_client(), chat=chat)

@@ -4,7 +4,7 @@ Eight axes of taste (ordered steps or a story, studies or lived experience, caut
 numbers or feel, thrift or premium quality, tradition or novelty, humour or seriousness, warmth or
 formality) have two poles each. A person cares about four of them. Two answers to one question are
 written alike but for one or two axes, in which they show opposite poles, and are shown to people who
-disagree. So nobody can tell the choice from the texts alone, while it follows from the person's tastes,
+disagree. So nobody can infer the choice from only the texts, while it follows from the person's tastes,
 and these from the posts in the profile. 2 % of the choices are slips against the person's own taste.
 
 Parts: "train" (40 seen personas, training topics), "test-seen" (the same people, other topics),
@@ -14,7 +14,7 @@ people, whose posts and answers use sentences that occur in no other part, and "
 topics of "train" in further sentences, of a larger vocabulary. Subsets: "personal-seen", "personal-unseen",
 "personal-unseen-wording", "generic".
 The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a choice, and
-``Personas.ceilings`` which accuracy is possible at best. ``satisfaction`` says how much any text pleases a person.
+``Personas.ceilings`` which accuracy is possible at best. ``satisfaction`` measures how much any text pleases a person.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class PersonasSource(Source):
 
 
 def load(part: str = "test") -> list[Comparison]:
-    """The records of one part of the benchmark, the same ones every time.
+    """Return the records of one part of the benchmark, the same on every call.
 
     Raises:
-      DataError: for an unknown part.
+      DataError: The part is unknown.
     """
     if part not in PARTS:
         raise DataError(f"personas: no part {quote(part)}; expected one of {', '.join(PARTS)}")
@@ -77,6 +77,6 @@ def write(folder: str | Path, *, seed: int = 0) -> dict[str, Path]:
 
 
 def serialise(comparisons: Sequence[Comparison]) -> bytes:
-    """The records as UTF-8 JSON lines; equal records give equal bytes."""
+    """Return the records as UTF-8 JSON lines; equal records give equal bytes."""
     lines = (json.dumps(c.to_row(), ensure_ascii=False) for c in comparisons)
     return "".join(line + "\n" for line in lines).encode("utf-8")

@@ -17,11 +17,11 @@ TEXTUAL_FLAWS = (
     Flaw("cut", "breaks off in the middle of a sentence"),
     Flaw("loop", "repeats one sentence over and over"),
 )
-"""Flaws that are made from a proper answer, beside those written in sentences of their own."""
+"""Flaws that are derived from a proper answer; other flaws have separate sentences."""
 
 
 def write_question(draws: Draws, pools: Pools, topic: Topic) -> str:
-    """What a user asks about the topic."""
+    """Return a user's question about the topic."""
     return Supply(draws, topic).fill(draws.pick(pools.questions))
 
 
@@ -37,7 +37,7 @@ def write_answer(
     """An answer of one sentence for each entry of ``poles`` (repeats allowed) and ``neutral`` others.
 
     The sentences come in random order; no task, fact or phrase is used twice. Tasks are taken in the
-    given ``order``, if any, so that two answers can give the same advice.
+    given ``order``, if any, to let two answers give the same advice.
     """
     while True:
         templates: list[Sentence] = draws.some(pools.neutral, neutral)
@@ -58,7 +58,7 @@ def write_answer(
 def write_flawed_pair(
     draws: Draws, pools: Pools, topic: Topic, flaw: Flaw, *, longer: int
 ) -> tuple[str, str]:
-    """A good and a bad answer, of which the good one is the longer one (``longer`` +1) or the shorter one (-1)."""
+    """Return a good and a bad answer; the good one is longer (``longer`` +1) or shorter (-1)."""
     pole = draws.pick(draws.pick(pools.axes).poles)
     poles = (pole, pole) if draws.chance(0.5) else (pole,)
     while True:
@@ -123,7 +123,7 @@ OTHER_ASPECTS = 2  # tastes listed beside those that decide
 def personal_aspects(
     draws: Draws, pools: Pools, person: Persona, profile: Sequence[Post], chosen: Sequence[int]
 ) -> tuple[RubricAspect, ...]:
-    """What the person wants from this answer: the tastes that decide, then some that do not.
+    """Return the person's wishes for this answer: the tastes that decide, then some that do not.
 
     Args:
       profile: the posts shown; the evidence of every aspect is one of them.

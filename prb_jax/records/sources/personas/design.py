@@ -1,9 +1,8 @@
-"""Who is asked about which kind of pair: the experiment behind the texts, and the best accuracies it allows.
+"""Design of the experiment: which people judge which pairs, and the best possible accuracies.
 
-Two answers to one question differ in one axis (twice as strongly) or in two. The same two answers are
-shown to a group of people who disagree: to two people, one for either answer, or to three, two against
-one. So nobody who looks at the texts alone can be right about more than half of the first kind and two
-thirds of the second, whatever the texts say, and the share of each is set here.
+Two answers to one question differ in one axis (twice as strongly) or in two. A group of people with different opinions
+judges the same two answers: two people, one for each answer, or three, two against one. So a reader of only the texts
+can be right about at most half of the first kind and two thirds of the second. This module sets the share of each kind.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from prb_jax.records.sources.personas.phrases import Draws
 
 PAIR_WEIGHT = 2  # levels of an answer: the number of its sentences that show a pole of the axis, signed
 ONE_AXIS_SHARE = 0.6
-TRIPLE_SHARE = 0.24  # share of the records that stand in groups of three
-SLIP_SHARE = 0.02  # share of the records in which a person, for once, chose against their own taste
+TRIPLE_SHARE = 0.24  # share of the records in groups of three
+SLIP_SHARE = 0.02  # share of the records in which a person chose against their taste (slips)
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Group:
     # first, second: indices of the people whose tastes favour the first and the second answer
     first: tuple[int, ...]
     second: tuple[int, ...]
-    # for an uneven group, +1 if the majority's answer shall be the longer one and -1 if the shorter; 0 where
-    # lengths balance out by themselves
+    # for an uneven group, +1 if the majority's answer must be longer and -1 if shorter; 0 for an even group,
+    # whose lengths balance
     longer: int
 
 
@@ -101,15 +100,14 @@ class Ceilings:
     """Upper bounds on accuracy over a set of personalised records."""
 
     records: int  # how many records they hold for
-    # no function of question and answers alone exceeds this on these very records, even if it has seen all
-    # their labels: people who were shown the same two answers disagree, and the best is to side with each
-    # majority
+    # maximum accuracy on these records of any function of only question and answers, even with knowledge of
+    # all labels: people disagree about the same two answers, and siding with each majority is best
     user_blind: float
     # the Bayes-optimal user-blind accuracy under the generating distribution: each majority is known, the
     # slips are not
     user_blind_expected: float
-    # accuracy of one who knows the tastes of every person and reads the answers perfectly; what is missing
-    # are the slips
+    # accuracy of a reader who knows every person's tastes and understands the answers perfectly; the rest
+    # are slips
     persona_aware: float
 
 
@@ -120,11 +118,11 @@ def measure_ceilings(
     levels: Mapping[str, tuple[int, ...]],
     groups: Sequence[Group],
 ) -> Ceilings:
-    """The ceilings of some personalised records.
+    """Return the ceilings of some personalised records.
 
     Args:
       people: includes everybody who occurs in the records.
-      levels: by record id, the levels of the chosen answer.
+      levels: Levels of the chosen answer, by record id.
       groups: the design that the records come from.
     """
     by_id = {person.id: person for person in people}

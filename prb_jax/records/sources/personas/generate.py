@@ -1,4 +1,4 @@
-"""Generating the benchmark: groups of judgements become records, and what is known about them."""
+"""Generate the benchmark: turn groups of judgements into records with known ceilings."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Personas:
     # the records by part; "test" and "all" are unions of the others
     parts: Mapping[str, tuple[Comparison, ...]]
     people: tuple[Persona, ...]  # the personas, with their true tastes
-    # for every personalised record, by id, the levels per axis of its chosen answer (the rejected one has the
-    # opposite levels): what a reader who understands the answers knows
+    # levels per axis of the chosen answer, by id of each personalised record (the rejected answer has the
+    # opposite levels)
     levels: Mapping[str, tuple[int, ...]]
-    # the best possible accuracies of the personalised parts, of "test" and of "personal", which stands for
+    # the best possible accuracies of the personalised parts, of "test" and of "personal", which represents
     # the 10,000 personalised records of "all"
     ceilings: Mapping[str, Ceilings]
 
@@ -75,7 +75,7 @@ def generate(seed: int = 0) -> Personas:
     The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
 
     Raises:
-      ValueError: for a negative seed.
+      ValueError: The seed is negative.
     """
     if seed < 0:
         raise ValueError(f"seed: expected 0 or more, found {seed}")

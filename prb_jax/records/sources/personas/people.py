@@ -1,4 +1,4 @@
-"""The people: their tastes, and what they have written so far."""
+"""The people: their tastes and their earlier posts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Persona:
 
     @cached_property
     def axis_of(self) -> Mapping[str, int]:
-        """By post id, the axis whose taste the post shows."""
+        """Axis of the taste that each post shows, by post id."""
         return {utterance.post.id: utterance.axis for utterance in self.history}
 
     @cached_property
@@ -71,14 +71,14 @@ def make_people(draws: Draws, pools: Pools) -> tuple[Persona, ...]:
 
 
 def make_strangers(draws: Draws, pools: Pools, people: Sequence[Persona]) -> tuple[Persona, ...]:
-    """UNSEEN more personas, with tastes that none of ``people`` has, who write about test topics alone."""
+    """Return UNSEEN more personas with tastes different from all ``people``, who write only about test topics."""
     backgrounds = draws.shuffled(pools.backgrounds)
     tastes = _make_tastes(draws, UNSEEN, len(pools.axes), {person.tastes for person in people})
     return _write_people(draws, pools, pools.topics_of("test"), tastes, backgrounds, first=len(people) + 1)
 
 
 def reword(draws: Draws, pools: Pools, people: Sequence[Persona]) -> tuple[Persona, ...]:
-    """The same people, who say what they like in the words of ``pools``; no post has an id of their other ones."""
+    """Return the same people with posts in the wording of ``pools``, under new post ids."""
     topics = pools.topics_of("train")
     return tuple(
         replace(
@@ -182,7 +182,7 @@ def _write_history(
     first: int = 1,
 ) -> tuple[Utterance, ...]:
     history = []
-    # an id tells nothing about the taste
+    # ids must not reveal the taste
     numbers = draws.shuffled(range(first, first + TASTES * POSTS_PER_TASTE))
     for axis, taste in enumerate(tastes):
         if not taste:

@@ -91,7 +91,7 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """What can be said about one subject, in phrases of fixed grammatical form."""
+    """Material on one subject, in phrases of fixed grammatical form."""
 
     domain: str  # label of the domain, as "cooking"
     thing: str  # noun phrase, never used as a subject that a verb must agree with
@@ -131,9 +131,9 @@ def task_order(draws: Draws, topic: Topic) -> list[int]:
 
 
 class Supply:
-    """What one text may still say about its topic: each task, fact and phrase serves at most once.
+    """The unused material of one text's topic: each task, fact and phrase is used at most once.
 
-    ``order`` says which tasks are taken first; texts with the same order have much content in common.
+    ``order`` is the order of tasks; texts with the same order have much content in common.
     ``fixed`` gives slots a set value for the whole text.
     """
 
@@ -155,7 +155,7 @@ class Supply:
         """The template as text.
 
         Raises:
-          RunOut: where nothing is left for a slot.
+          RunOut: Nothing is left for a slot.
         """
         tasks = self._take_tasks(template.tasks) if template.tasks else []
         words = []

@@ -17,11 +17,11 @@ class Pole:
 
     key: str
     label: str  # in words
-    trait: str  # what an answer of this kind does, in the third person
-    wish: str  # how somebody who likes it says so
-    sentences: tuple[Sentence, ...]  # of answers that show it
-    continuations: frozenset[Sentence]  # those of them that cannot open an answer
-    posts: tuple[Sentence, ...]  # how its friends write about what they like
+    trait: str  # description of such an answer, in the third person
+    wish: str  # wish of a person who likes it
+    sentences: tuple[Sentence, ...]  # sentences of answers that show it
+    continuations: frozenset[Sentence]  # sentences that cannot open an answer
+    posts: tuple[Sentence, ...]  # posts of people who like it
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Axis:
     poles: tuple[Pole, ...]
 
     def pole(self, level: int) -> Pole:
-        """The side that a level of +1 or -1 stands for."""
+        """Return the side for a level of +1 or -1."""
         return self.poles[0] if level > 0 else self.poles[1]
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """A way in which an answer is bad for everyone; ``trait`` says what such an answer does."""
+    """A way in which an answer is bad for everyone; ``trait`` describes such an answer."""
 
     key: str
     trait: str
@@ -88,7 +88,7 @@ def load_wording(name: str) -> Pools:
     """Read the same axes and topics in other words: posts, answers and questions.
 
     Args:
-      name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has people of its own.
+      name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has different people.
     """
     pools, wording = load_pools(), _read(f"{name}_wording.json")
 

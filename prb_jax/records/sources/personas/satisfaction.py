@@ -2,7 +2,7 @@
 
 A cue is a word, or two neighbouring words, that the sentences of one pole can hold and nothing else in the benchmark
 does: no other pole, no neutral or flawed sentence, no topic. A text shows a pole by its different cues, so that saying
-a thing twice counts once, and an axis counts at most 1, so that nothing is gained by more of the same.
+a thing twice counts once, and an axis counts at most 1, so repetition gains nothing.
 
 The rule reads words and no sense: a list of cues pleases as much as a good answer.
 """
@@ -88,8 +88,7 @@ def _poles(pools: Pools) -> Iterable[tuple[int, int, Pole]]:
 
 
 def _own_slots(wordings: Iterable[Pools]) -> Mapping[str, tuple[int, int]]:
-    """The slots that the sentences of one pole alone have: their phrases belong to it, of which axis and sign are
-    given."""
+    """Return the slots that occur only in sentences of one pole, with the axis and sign of this pole."""
     users: dict[str, set[tuple[int, int]]] = {}
     for pools in wordings:
         for axis, sign, pole in _poles(pools):
