@@ -227,7 +227,9 @@ class TestBesideAVisionTower:
             model.score([marked])
         parts = [{"type": "image", "image": "x.jpg"}, {"type": "text", "text": "What is this?"}]
         prompt: Any = [{"role": "user", "content": parts}]
-        with pytest.raises(prb.DataError, match=r"content.*found a list of parts \(image, text\): only text"):
+        with pytest.raises(
+            prb.DataError, match=r"content\[0\].type': expected 'text', found 'image'.*: only text"
+        ):
             prb.Comparison(id="1", prompt=prompt, responses=["A.", "B."])
 
 

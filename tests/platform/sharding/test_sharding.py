@@ -182,11 +182,12 @@ def test_a_mesh_that_does_not_divide_a_parameter(changes: dict, sizes: dict, mes
 
 def test_heads_are_never_split() -> None:
     """Four columns of a kv head of eight would divide, and be wrong."""
-    check_heads(mesh_of(tensor=2), heads=4, kv_heads=2)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    check_heads(mesh_of(tensor=2), heads=heads)
     with pytest.raises(MeshError, match="mesh axis tensor=4 does not divide num_key_value_heads=2"):
-        check_heads(mesh_of(tensor=4), heads=4, kv_heads=2)
+        check_heads(mesh_of(tensor=4), heads=heads)
     with pytest.raises(MeshError, match="mesh axis tensor=3 does not divide num_attention_heads=4"):
-        check_heads(mesh_of(tensor=3), heads=4, kv_heads=3)
+        check_heads(mesh_of(tensor=3), heads={"num_attention_heads": 4, "num_key_value_heads": 3})
 
 
 def test_nothing_is_said_to_one_device() -> None:
