@@ -80,7 +80,7 @@ def _cut(
     children = np.bincount(previous[previous >= 0], minlength=used)
     closed = ends[:used] | (children != 1)  # a run ends after these
     starts = np.flatnonzero((previous != places - 1) | np.concatenate([[True], closed[:-1]])[:used])
-    lengths = np.diff([*starts, used])
+    lengths = np.diff(starts, append=used)
     counts = -(-lengths // CHUNK)
     within = np.concatenate([np.arange(count) for count in counts]) if used else np.zeros(0, np.int64)
     firsts = np.repeat(starts, counts) + CHUNK * within

@@ -59,4 +59,5 @@ def stream_attention(
         return attend(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
 
     of_keys = [jnp.asarray(x) for x in (batch.until, batch.positions)]
-    return with_sinks(*over_mesh(run, mesh)(q, k, v, of_queries, of_keys), sinks)
+    out, log = over_mesh(run, mesh)(q, k, v, of_queries, of_keys)
+    return with_sinks(out, log, sinks)

@@ -75,12 +75,13 @@ def _read_state(
         raise wrong("shape", "two sizes")
     if type(block) is not int or block < 1:
         raise wrong("blocksize", "a whole number above 0")
-    is_nested = f"{name}.nested_absmax" in tensors
-    outer, offset = said.get("nested_blocksize"), said.get("nested_offset")
-    if is_nested and (type(outer) is not int or outer < 1):
-        raise wrong("nested_blocksize", "a whole number above 0")
-    if is_nested and (not isinstance(offset, float | int) or not math.isfinite(offset)):
-        raise wrong("nested_offset", "a finite number")
+    is_nested, outer, offset = f"{name}.nested_absmax" in tensors, 0, 0.0
+    if is_nested:
+        outer, offset = said.get("nested_blocksize"), said.get("nested_offset")
+        if type(outer) is not int or outer < 1:
+            raise wrong("nested_blocksize", "a whole number above 0")
+        if not isinstance(offset, float | int) or not math.isfinite(offset):
+            raise wrong("nested_offset", "a finite number")
 
     def part(suffix: str, dtype: str, sizes: tuple[int, ...]) -> TensorInfo:
         tensor = tensors.get(f"{name}{suffix}")
