@@ -17,11 +17,11 @@ DEFAULTS = flat_settings(PpoSettings())
 USERS = {key: used_by(key) for key in DEFAULTS}
 CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
-    "scoring.tokenizer": "t",
-    "scoring.reference": "BASE", "scoring.logprobs": "average", "scoring.judge.pairing": "circular", "scoring.judge.ties": "loss",
-    "scoring.judge.chat_template_kwargs": "{}", "scoring.history": "FILE", "scoring.judge.template": "FILE",
-    "scoring.judge.system": "FILE", "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence",
-    "loss.aggregation": "sequence-mean-token-sum", "loss.label_smoothing": 0.1, "value.trunk": "shared",
+    "scoring.tokenizer": "t", "scoring.history": "FILE", "scoring.reference": "BASE", "scoring.logprobs": "average",
+    "scoring.judge.template": "FILE", "scoring.judge.system": "FILE", "scoring.judge.pairing": "circular",
+    "scoring.judge.ties": "loss", "scoring.judge.chat_template_kwargs": "{}", "kl.place": "loss",
+    "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",
+    "loss.label_smoothing": 0.1, "value.trunk": "shared",
 }  # fmt: skip
 NOT_ALONE = ("kl.horizon", "scoring.no_end_value", "scoring.free_tokens", "watch.every", "watch.window")
 
