@@ -4,8 +4,8 @@
     rm = prb.load("path-or-hub-id")
     scores = rm.score([prb.Comparison(id="1", question="Hello?", responses=["Hi.", "Go away."])])
 
-The public names below are imported on first use, so that ``import prb_jax`` (and ``prb --help``) starts neither JAX
-nor a tokenizer library.
+The public names below are imported on first use: ``import prb_jax`` (and ``prb --help``) starts neither JAX nor a
+tokenizer library.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.version import __version__
 
-# transformers says that it cannot do without PyTorch; here it only reads tokenizers and configurations.
+# transformers warns if PyTorch is missing; this package uses it only for tokenizers and configurations.
 logging.getLogger("transformers").addFilter(
     lambda record: not record.getMessage().startswith("PyTorch was not found")
 )

@@ -1,6 +1,6 @@
 """The command `prb`: its parser, its exit statuses and its error line.
 
-Nothing heavy is imported before it is known what to do: `prb --help` starts no JAX.
+Heavy imports wait until the verb is known: `prb --help` does not start JAX.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class _AllVerbs(Parser):
 
 
 def parser(only: str | None = None) -> Parser:
-    """The command line, with the arguments of all verbs, or of one. Flags may have dashes or underscores."""
+    """Return the parser with the arguments of all verbs, or of one. Flags may have dashes or underscores."""
     top = _AllVerbs(prog="prb", description="Evaluate and train reward models for individual people, on JAX.")
     top.add_argument("--version", action="version", version=f"prb {__version__}")
     top.set_defaults(after_interrupt="nothing was kept", distributed=False, command_line=top)
@@ -83,13 +83,14 @@ def parser(only: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status.
+    """Run one command line and return its exit status.
 
-    0 done, 2 for anything the user can put right (one line on standard error), 75 for a run that SIGTERM stopped and
-    the same command continues, 130 for Ctrl-C. Of several processes, one that ends before its time does not return.
-    A table that cannot be printed (a full disk) is an error, 2, for the reader of standard output would miss it; a
-    run folder is complete nevertheless, and the same command prints it again. Where standard output is closed from
-    the start nobody reads it: 0.
+    The status is 0 for success, and 2 for anything the user can correct (one line on standard error). It is 75 for a
+    run that SIGTERM stopped and the same command continues, and 130 for Ctrl-C. In a job of several processes, a
+    process that ends early does not return.
+    A table that cannot be printed (e.g. on a full disk) is an error, 2, because the reader of standard output would
+    miss it. The run folder is still complete, and the same command prints the table again. If standard output is
+    closed from the start, the status is 0.
     """
     if argv is None:
         open_streams()
@@ -127,14 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ended(INTERRUPTED_BY_USER, f"interrupted; {options.after_interrupt}")
     except Terminated:
         return _ended(INTERRUPTED, f"SIGTERM; {options.after_interrupt}")
-    except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
+    except BrokenPipeError:  # the reader of our output has closed it, e.g. `prb ... | head`
         drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not _in_a_folder():
             return _ended(EXIT_USER_ERROR, "error: the working directory was removed: change to another one")
         try:
-            print(flush=True)  # where this fails too, it is standard output that failed
+            print(flush=True)  # if this fails too, standard output caused the error
         except OSError:
             drop_output()
             text = f"error: cannot write to standard output: {error.strerror}; run folders and files are complete"
@@ -145,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _localise(options: argparse.Namespace) -> None:
-    """Put local paths in the places of URLs of object storage."""
+    """Replace URLs of object storage by local paths."""
     given = {name: value for name, value in vars(options).items() if name != "words" and names_url(value)}
     verb = options.words[0]
     if verb == "audit" and "folder" in given:
@@ -169,7 +170,7 @@ def _in_a_folder() -> bool:
 
 
 def _ended(status: int, text: str) -> int:
-    """The exit status, after one line on standard error; of several processes, the others end too."""
+    """Print one line on standard error and return the status; in a job of several processes the others end too."""
     text = printable(shown(text))
     leave_job(status, text)
     print(f"prb: {text}", file=sys.stderr)

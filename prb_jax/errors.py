@@ -1,7 +1,7 @@
-"""The errors a user can cause. Each message names the place, what was found and what was expected.
+"""The errors that a user can cause. Each message names the place, the value found and the value expected.
 
 The command line prints these as one line and exits with status 2; anything else is a bug and
-keeps its traceback. Values of any size are quoted by :func:`quote`, also where a dataclass shows itself.
+keeps its traceback. :func:`quote` shortens values of any size, also in the repr of a dataclass.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-QUOTED = 200  # the most characters of a value in a message
+QUOTED = 200  # maximum characters of a value in a message
 
-MESSAGE_LENGTH = 3000  # the most characters of a message, but for the mark of what is left out
+MESSAGE_LENGTH = 3000  # maximum characters of a message, without the mark of an omission
 
-REPR_LENGTH = 1000  # the most characters of a repr
+REPR_LENGTH = 1000  # maximum characters of a repr
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class PrbError(Exception):
-    """Base of every error that bad input or an impossible request can raise."""
+    """Base class of all errors for bad input or an impossible request."""
 
     def __str__(self) -> str:
         text = printable(super().__str__())
@@ -32,7 +32,7 @@ class PrbError(Exception):
 
 
 def printable(text: str) -> str:
-    """Return the text with each control character but newline and tab escaped: none may reach a terminal raw."""
+    """Return the text with control characters escaped, except newline and tab: none may reach a terminal raw."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
@@ -53,7 +53,7 @@ class RunError(PrbError):
 
 
 class PrbWarning(UserWarning):
-    """Something that a user should know although the work goes on; the command line prints it as one line."""
+    """A problem that the user should know about while the work continues; the command line prints it as one line."""
 
 
 EXTRAS = {
@@ -68,7 +68,7 @@ EXTRAS = {
 
 
 def lacking_extra(extra: str) -> str | None:
-    """Return which packages of an extra are needed and not installed, and how they are; None if all are there."""
+    """Return the missing packages of an extra with the command that installs them; None if all are installed."""
     missing = [module for module in EXTRAS[extra] if not _installed(module)]
     if not missing:
         return None
@@ -80,7 +80,7 @@ def need_extra(extra: str, what: str) -> None:
     """Check that the packages of an extra are installed.
 
     Raises:
-      RunError: one is not; the message says which, for what, and how it is installed.
+      RunError: If a package is missing; the message names it, its purpose and the command that installs it.
     """
     if lacking := lacking_extra(extra):
         raise RunError(f"{what}: {lacking}")
@@ -93,14 +93,14 @@ def _installed(module: str) -> bool:
 
 
 def has_extra(extra: str, what: str) -> bool:
-    """Return whether the packages of an extra are installed; where they are not, warn that ``what`` is left out."""
+    """Return whether the packages of an extra are installed; if not, warn that ``what`` is left out."""
     if lacking := lacking_extra(extra):
         warnings.warn(f"left out: {what}: {lacking}", PrbWarning, stacklevel=2)
     return lacking is None
 
 
 class _Quoting(reprlib.Repr):
-    """Never visits more of a value than it shows; arrays by their type and shape."""
+    """A repr that visits only the parts of a value that it shows; arrays appear as dtype and shape."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -115,13 +115,16 @@ class _Quoting(reprlib.Repr):
 
 
 def quote(value: object, *, limit: int = QUOTED) -> str:
-    """Return the repr of a value, at most ``limit`` characters of it, without its middle where it is longer."""
+    """Return the repr of a value in at most ``limit`` characters; a longer repr loses its middle."""
     text = _Quoting(limit).repr(value)
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message with what it announces; the error's type if it has no message."""
+    """Return the first line of an error's message, and the next if the first ends with a colon.
+
+    An error without a message gives the name of its type.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -129,18 +132,18 @@ def first_line(error: BaseException) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as "1 post" and "2,000 posts"."""
+    """Return a number with its noun, e.g. "1 post" and "2,000 posts"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], *, most: int = 3) -> str:
-    """Return the first names with commas between them, and how many more there are."""
+    """Return the first names separated by commas, and the number of further names."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def short_repr(self: object) -> str:
-    """The ``__repr__`` of a dataclass that may hold much: each field quoted, at most `REPR_LENGTH` characters."""
+    """Return a short ``__repr__`` for a large dataclass: each field quoted, at most `REPR_LENGTH` characters."""
     fields = [field for field in dataclasses.fields(self) if field.repr]  # pyright: ignore[reportArgumentType]
     limit = max(40, min(QUOTED, REPR_LENGTH // len(fields) - 15))
     shown = [f"{field.name}={quote(getattr(self, field.name), limit=limit)}" for field in fields]

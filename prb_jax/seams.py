@@ -1,15 +1,15 @@
-"""The one registry of what can be added or left out, found by kind and name: see :func:`get`.
+"""The registry of optional parts and plug-ins, found by kind and name: see :func:`get`.
 
 `BUILTIN` names the parts of this package that the core (a score and a gradient) needs only for some models, machines
-or data. The core asks for them here and imports none of them. Every other value is a plug-in: of a package with an
-entry point, of a module of `--import`, or of a Python file.
+or data. The core gets them here and never imports them directly. All other values are plug-ins: from a package with an
+entry point, from a module of `--import`, or from a Python file.
 
-A package offers a plug-in by an entry point in its `pyproject.toml`, in a group for each kind (`KINDS`):
+A package offers a plug-in by an entry point in its `pyproject.toml`; each kind has a group (`KINDS`):
 
     [project.entry-points."prb_jax.rewards"]
     short = "my_package.rewards:short"
 
-A module that is imported by `--import` offers one by :func:`register_plugin`.
+A module of `--import` offers a plug-in by calling :func:`register_plugin`.
 """
 
 from __future__ import annotations
@@ -204,9 +204,9 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """A value, and the name by which users ask for it.
+    """A value, and its name for users.
 
-    Its origin is a package and its version, or a file and its sha256; runs record it. "" is this package.
+    `origin` is a package and its version, or a file and its sha256; runs record it. It is "" for this package.
     """
 
     name: str
@@ -215,7 +215,7 @@ class Plugin:
 
 
 _registered: dict[tuple[str, str], Plugin] = {}
-_broken: set[tuple[str, str]] = set()  # kinds and names that were warned of
+_broken: set[tuple[str, str]] = set()  # kinds and names whose failure was already reported
 _imported: set[Path] = set()  # files of `--import`
 
 
@@ -223,12 +223,12 @@ def register_plugin(kind: str, name: str, value: Any) -> None:
     """Offer a plug-in under a name, for a module of `--import`, or from Python.
 
     Args:
-      kind: one of "backbones", "benchmarks", "readouts", "few_shot", "gates", "rewards".
-      name: by which it is asked for.
-      value: as `docs/plugins.md` describes it for each kind.
+      kind: One of "backbones", "benchmarks", "readouts", "few_shot", "gates", "rewards".
+      name: Name of the plug-in for users.
+      value: Plug-in itself; `docs/plugins.md` describes the type for each kind.
 
     Raises:
-      RunError: there is no such kind.
+      RunError: If the kind is unknown.
     """
     if kind not in KINDS:
         raise RunError(f"plug-in {quote(name)}: no kind {quote(kind)}; expected one of {', '.join(KINDS)}")
@@ -246,7 +246,7 @@ def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the names of a kind, whose values are not imported: those of `BUILTIN`, then plug-ins, sorted."""
+    """Return the names of a kind without importing the values: first `BUILTIN`, then plug-ins, sorted."""
     builtin = BUILTIN.get(kind, {})
     offered = {entry.name for entry in _entry_points(kind, tuple(sys.path))}
     offered |= {name for of, name in _registered if of == kind}
@@ -254,13 +254,13 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def get(kind: str, name: str) -> Plugin:
-    """Return the value of a kind and name: of `BUILTIN`, else registered, else of an entry point.
+    """Return the value of a kind and name: from `BUILTIN`, else registered, else from an entry point.
 
-    A value of `BUILTIN` has no origin. A plug-in is of the type of its kind; what a function raises becomes a RunError
-    that names its package.
+    A value of `BUILTIN` has an empty origin. A plug-in has the type of its kind. An exception of a plug-in function
+    becomes a RunError that names its package.
 
     Raises:
-      RunError: no package or two packages offer this name, or its package fails or offers something else.
+      RunError: If no package or more than one offers this name, or if the package fails or offers another type.
     """
     if place := BUILTIN.get(kind, {}).get(name):
         return Plugin(name, value_at(place), "")
@@ -293,13 +293,13 @@ def get(kind: str, name: str) -> Plugin:
 
 
 def value_at(place: str) -> Any:
-    """Return the value "module:name", whose module is imported now."""
+    """Import the module of "module:name" and return the value."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 def usable_plugins(kind: str) -> list[Plugin]:
-    """Return all plug-ins of a kind that nobody asked for by name; one that fails is left out, with a warning once."""
+    """Return all plug-ins of a kind, not requested by name; leave out a failing one and warn of it once."""
     plugins = []
     for name in names(kind)[len(BUILTIN.get(kind, {})) :]:
         if (kind, name) in _broken and (kind, name) not in _registered:
@@ -314,7 +314,7 @@ def usable_plugins(kind: str) -> list[Plugin]:
 
 @contextlib.contextmanager
 def errors_of(origin: str) -> Iterator[None]:
-    """Turn an error of a plug-in's code into a RunError that names its package; without an origin it stays."""
+    """Turn an error in a plug-in's code into a RunError that names its package; without an origin, re-raise it."""
     try:
         yield
     except PrbError:
@@ -326,7 +326,7 @@ def errors_of(origin: str) -> Iterator[None]:
 
 
 def guarded(function: Callable[Given, Result], origin: str) -> Callable[Given, Result]:
-    """Return a plug-in's function, called in :func:`errors_of`."""
+    """Return a plug-in's function wrapped in :func:`errors_of`."""
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -337,10 +337,11 @@ def guarded(function: Callable[Given, Result], origin: str) -> Callable[Given, R
 
 
 def import_plugins(modules: list[str]) -> None:
-    """Import the modules of `--import`, which register plug-ins: names, also in the working directory, or files.
+    """Import the modules of `--import`, which register plug-ins: files, or module names (also in the working
+    directory).
 
     Raises:
-      RunError: there is no such module, or it fails.
+      RunError: If a module does not exist or fails.
     """
     for module in modules:
         if module.endswith(".py"):
@@ -359,21 +360,21 @@ def import_plugins(modules: list[str]) -> None:
 
 
 def is_python_value(text: object) -> bool:
-    """Tell whether a text names a value of a Python file, as FILE.py:NAME."""
+    """Return whether a text names a value of a Python file, as FILE.py:NAME."""
     file, colon, name = str(text).rpartition(":")
     return isinstance(text, str) and bool(colon) and file.endswith(".py") and name.isidentifier()
 
 
 def is_imported(text: str) -> bool:
-    """Tell whether the file of FILE.py:NAME is one of `--import`, so that the user lets it run."""
+    """Return whether the user passed the file of FILE.py:NAME to `--import`, and so allows it to run."""
     return Path(text.rpartition(":")[0]).resolve() in _imported
 
 
 def python_value(text: str) -> Plugin:
-    """Return the value of FILE.py:NAME; its origin has the digest of the file.
+    """Return the value of FILE.py:NAME; its origin contains the digest of the file.
 
     Raises:
-      RunError: there is no such file or name, or the file fails.
+      RunError: If the file or name does not exist, or the file fails.
     """
     file, _, name = text.rpartition(":")
     namespace = _run(file)

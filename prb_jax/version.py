@@ -1,4 +1,4 @@
-"""The version of this package, and those of the packages that compute with it."""
+"""The versions of this package and of the packages that it computes with."""
 
 from collections.abc import Iterable
 from importlib import metadata
@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Return the version of this package and of each package named; None for one that is not installed."""
+    """Return the version of this package and of each named package; None if a package is not installed."""
     installed: dict[str, str | None] = {"prb_jax": __version__}
     for package in packages:
         try:
@@ -18,6 +18,6 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 
 def computing_versions(*, plain: bool) -> dict[str, str | None]:
-    """Return the versions of everything that computes; `plain` for a scorer without weights."""
+    """Return the versions of all packages that affect results; `plain` means a scorer without weights."""
     packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
     return versions(packages)

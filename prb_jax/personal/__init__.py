@@ -1,6 +1,6 @@
-"""What a model learns about single users, by one of many methods.
+"""Methods of personalisation: how a model learns about individual users.
 
-This file says how the folder of a fitted method and that of the states of people are known, without reading them.
+This file recognises the folders of fitted methods and of user states without reading their contents.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-PERSONALISED: Final = "personalised.json"  # the file that says what was fitted
+PERSONALISED: Final = "personalised.json"  # file that describes the fitted method
 
 FITTED: Final = "fitted"  # the folder of a study with a folder for each fitted method
 
@@ -23,20 +23,20 @@ SOFT_PROMPTS: Final = ("users.safetensors", "users.json")
 
 
 def has_soft_prompts(folder: Path) -> bool:
-    """Return whether a model has soft prompts of users, whole or not."""
+    """Return whether a model folder contains soft prompts of users, complete or not."""
     return any((folder / name).exists() for name in SOFT_PROMPTS)
 
 
 def is_personalised(model: object) -> bool:
-    """Return whether a model is named that is a folder of a fitted method."""
+    """Return whether the model is a folder of a fitted method."""
     return isinstance(model, str | Path) and (Path(model).expanduser() / PERSONALISED).is_file()
 
 
 def fitted_methods(study: str | Path) -> list[Path]:
-    """Return the folders of the fitted methods of a study; none where no study is named."""
+    """Return the folders of the fitted methods of a study; empty if the folder is not a study."""
     return sorted(path.parent for path in Path(study).expanduser().glob(f"{FITTED}/*/{PERSONALISED}"))
 
 
 def holds_states(folder: object) -> bool:
-    """Return whether a folder is named that holds the states of people."""
+    """Return whether the argument is a folder with user states."""
     return isinstance(folder, str | Path) and (Path(folder).expanduser() / STATES).is_file()

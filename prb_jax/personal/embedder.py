@@ -1,4 +1,4 @@
-"""A source of features: the state of a model at each response and at each post, without any profile."""
+"""Sources of features: the state of a model at each response and each post, without any profile."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Advance = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Embedded:
-    """The features of texts, float32 [n, D], and the model's own reward of each, float32 [n], where it gives one;
-    ``truncated`` texts lost a part because they are too long for the model."""
+    """The features of texts, float32 [n, D], and the model's own rewards, float32 [n], if it is a reward model.
+    ``truncated`` is the number of texts that were cut because they are too long for the model."""
 
     features: np.ndarray
     truncated: int
@@ -50,18 +50,18 @@ class Embedder(Protocol):
         """Return the features of the one response of each comparison, with its prompt.
 
         Args:
-          comparisons: with one response each; profiles are not looked at.
-          advance: is told of texts and tokens done.
+          comparisons: Comparisons with one response each; profiles are ignored.
+          advance: Callback for the numbers of texts and tokens done.
         """
         ...
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """Return the features of texts that a user wrote; arguments as of :meth:`answers`."""
+        """Return the features of texts that a user wrote; for ``advance`` see :meth:`answers`."""
         ...
 
     @property
     def gives_rewards(self) -> bool:
-        """Whether the model is a reward model, a :class:`RewardEmbedder`, whose :meth:`answers` have rewards."""
+        """Whether the model is a reward model (:class:`RewardEmbedder`), whose :meth:`answers` include rewards."""
         ...
 
 
@@ -71,31 +71,31 @@ class RewardEmbedder(Embedder, Protocol):
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
     ) -> tuple[np.ndarray, int]:
-        """Return the reward of the one response of each comparison when the profile stands in the prompt, float32 [n],
-        and how many comparisons were cut.
+        """Return the rewards of responses with the profile in the prompt, float32 [n], and the number of cut
+        comparisons.
 
         Args:
-          comparisons: with one response each.
-          profile_posts: at most so many posts of each profile are shown.
-          advance: as of :meth:`answers`.
+          comparisons: Comparisons with one response each.
+          profile_posts: Maximum number of posts shown from each profile.
+          advance: See :meth:`answers`.
         """
         ...
 
 
-NEW_ITEM: Final = 1 << 30  # the number of a text that nobody judged when a method was fitted
+NEW_ITEM: Final = 1 << 30  # number of every text that was not judged when the method was fitted
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedTexts:
-    """The standardised features of comparisons and posts as a method reads them, each text computed once."""
+    """The standardised features of comparisons and posts, in the form that methods read; each text runs once."""
 
     embedder: Embedder  # the source of the features
-    standard: Callable[[np.ndarray], np.ndarray]  # of the features on which the method was fitted
-    items: Mapping[bytes, int]  # the number of each text that was judged then, by its digest
+    standard: Callable[[np.ndarray], np.ndarray]  # standardises by the features of the fit
+    items: Mapping[bytes, int]  # number of each text judged in the fit, by its digest
     features: dict[bytes, np.ndarray] = field(default_factory=dict)  # float32 [D] of each text, by its digest
 
     def embed(self, comparisons: Sequence[Comparison]) -> None:
-        """Compute the features of texts that are not known yet."""
+        """Compute the missing features of texts."""
         answers: dict[bytes, Comparison] = {}
         posts: dict[bytes, str] = {}
         for comparison in {id(one): one for one in comparisons}.values():
@@ -112,14 +112,14 @@ class EmbeddedTexts:
                 self.features.update(zip(texts, self.standard(rows), strict=True))
 
     def responses(self, rows: Sequence[Sequence[tuple[Comparison, int]]]) -> Responses:
-        """Return the responses at these places of comparisons, [n, K]."""
+        """Return the responses at these indices of comparisons, [n, K]."""
         keys = [[answer_key(one.prompt, one.responses[k]) for one, k in row] for row in rows]
         features = np.stack([np.stack([self.features[key] for key in row]) for row in keys])
         items = [[self.items.get(post_key(one.responses[k]), NEW_ITEM) for one, k in row] for row in rows]
         return Responses(features, np.array(items, np.int32))
 
     def posts(self, profiles: Sequence[tuple[Post, ...]]) -> Posts | None:
-        """Return the posts of profiles, padded; None where there are none."""
+        """Return the posts of profiles, padded; None if all profiles are empty."""
         most, rows = max(map(len, profiles)), dict[bytes, int]()
         if not most:
             return None
@@ -134,13 +134,13 @@ class EmbeddedTexts:
     def contexts(
         self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]], *, most: int
     ) -> Context:
-        """Return what is known of people, comparisons (the latest ``most`` pairs of them) and posts, padded."""
+        """Return the padded contexts of people: their latest ``most`` pairs of comparisons, and their posts."""
         pairs = [
             [
                 ((one, better), (one, worse))
                 for one in context
                 for better, worse in preferred_pairs(one)
-                if one.responses[better] != one.responses[worse]  # equal texts say nothing
+                if one.responses[better] != one.responses[worse]  # equal texts carry no preference
             ][-most:]
             for context, _ in known
         ]
@@ -164,8 +164,8 @@ def pad_posts(
     *,
     width: int,
 ) -> Posts:
-    """Return the posts of P profiles, padded to a width; in the place of its features a post has the row, int32, that
-    ``row_of`` says, and its number is that of ``items``."""
+    """Return the posts of P profiles, padded to a width. Instead of features, a post has its row by ``row_of``, int32;
+    its number comes from ``items``."""
     shape = (len(profiles), width)
     rows, known = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
     mask, signs = np.zeros(shape, bool), np.zeros(shape, np.float32)

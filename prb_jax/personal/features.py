@@ -1,11 +1,11 @@
 """The feature store: the state of a model at every response and every post of a data set, memory-mapped.
 
-A store is a folder that `prb features` writes. ``features.json`` is written last: a folder that has it is whole, and
-its files are those whose digests stand in ``run.json``. Each
+A store is a folder that `prb features` writes. ``features.json`` is written last: a folder with this file is complete,
+and the digests of its files are in ``run.json``. Each
 distinct response (with its prompt, without any profile) and each distinct post has one row, in parts of `.npy` files;
-``answers.keys.npy`` and ``posts.keys.npy`` hold the digest of the text of each row, by which a row is found. Of a
-reward model ``rewards-*.npy`` holds its own reward of each response, and ``shown-*.npy``, where it was asked for, the
-reward of each response with its prompt and a profile; both are one float32 number a row.
+``answers.keys.npy`` and ``posts.keys.npy`` contain the digest of the text of each row, to find a row by its text. For
+a reward model, ``rewards-*.npy`` contains its own reward of each response. On request, ``shown-*.npy`` contains the
+reward of each response with its prompt and a profile. Both have one float32 number per row.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ KEY_BYTES: Final = 16
 JUDGED: Final[Mapping[str, int]] = {"Agrees with: ": 1, "Disagrees with: ": -1}
 JUDGED_CATEGORIES: Final[Mapping[str, int]] = {"agreed_with": 1, "disagreed_with": -1}
 TABLES: Final = ("answers", "posts")
-REWARDS: Final = "rewards"  # beside ``answers``, row by row
+REWARDS: Final = "rewards"  # has the same rows as ``answers``
 
 SHOWN: Final = "shown"
 DTYPES: Final = ("bfloat16", "float32")
 
 
 class FeatureFacts(TypedDict):
-    """What ``features.json`` holds."""
+    """The contents of ``features.json``."""
 
     kind: Literal["prb_jax features"]
     format: Literal[1]
@@ -63,10 +63,10 @@ class FeatureFacts(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureOptions(Options, error=RunError):
-    """How features are made: how the model is opened, what it reads (never a profile), and what is written.
+    """Options of features: how to open the model, what it reads (never a profile), and what to write.
 
     Raises:
-      RunError: another ``store``, or fewer than 0 posts.
+      RunError: If ``store`` is unknown, or the number of posts is below 0.
     """
 
     store: str = option("float32", "numbers of the files", choices=DTYPES)
@@ -82,7 +82,7 @@ class FeatureOptions(Options, error=RunError):
 
 
 def answer_key(prompt: Sequence[Message], response: str) -> bytes:
-    """Return the digest by which a response to a prompt is found."""
+    """Return the digest that identifies a response to a prompt."""
     digest = blake2b(digest_size=KEY_BYTES)
     context = [message.context for message in prompt if message.context]
     for text in (
@@ -96,14 +96,14 @@ def answer_key(prompt: Sequence[Message], response: str) -> bytes:
 
 
 def shown_key(posts: Sequence[Post], prompt: Sequence[Message], response: str) -> bytes:
-    """Return the digest by which a response to a prompt after some posts of a profile is found."""
+    """Return the digest that identifies a response to a prompt after some posts of a profile."""
     profile = [Message(post.category, post.text) for post in posts]
     return answer_key([*profile, *prompt], f"{len(profile)} posts\n{response}")
 
 
 class JudgedText(NamedTuple):
-    """A post as methods of personalisation read it: its text, or the text that it judges; and the sign, 1 where the
-    user agrees with the text, -1 where the user disagrees, 0 for the user's own words."""
+    """A post in the form that methods of personalisation read: its text, or the text that it judges, and a sign.
+    The sign is 1 if the user agrees with the text, -1 if the user disagrees, 0 for the user's own words."""
 
     text: str
     sign: int
@@ -112,8 +112,8 @@ class JudgedText(NamedTuple):
 def read_post(post: Post) -> JudgedText:
     """Return a post's text and whether the user agrees with it.
 
-    A post of the category "agreed_with" or "disagreed_with" is a text of somebody else; so is the rest of a post that
-    begins with "Agrees with: " or "Disagrees with: ". Every other post is the user's own words.
+    A post of the category "agreed_with" or "disagreed_with" is a text by somebody else. So is the rest of a post that
+    begins with "Agrees with: " or "Disagrees with: ". All other posts are the user's own words.
     """
     for mark, sign in JUDGED.items():
         if post.text.startswith(mark) and len(post.text) > len(mark):
@@ -122,7 +122,7 @@ def read_post(post: Post) -> JudgedText:
 
 
 def post_key(text: str) -> bytes:
-    """Return the digest by which a post is found."""
+    """Return the digest that identifies a post."""
     return answer_key((), text)
 
 
@@ -130,7 +130,7 @@ def post_key(text: str) -> bytes:
 class FeatureTable:
     """Rows of features by the digests of their texts."""
 
-    # arrays [n, D], memory-mapped, one after another, all but the last one of the same length
+    # consecutive memory-mapped arrays [n, D]; all except the last have the same length
     parts: Sequence[np.ndarray]
     rows: Mapping[bytes, int] = field(repr=False)  # the row of each digest
 
@@ -151,7 +151,7 @@ class FeatureTable:
         """Return the rows of digests.
 
         Raises:
-          DataError: one has no row; what ``lacking`` says of its place.
+          DataError: If a digest has no row; ``lacking`` makes the message from the index of the digest.
         """
         rows = [self.rows.get(key) for key in keys]
         if None in rows:
@@ -164,12 +164,12 @@ class FeatureStore:
     """An open store of features.
 
     Attributes:
-      path: its folder.
-      facts: what ``features.json`` holds.
-      answers: features of the responses, each with its prompt.
-      posts: features of the posts.
-      rewards: the model's own reward of each row of ``answers``, width 1; None for a model that gives none.
-      shown: the reward of each response that was shown with a profile, width 1; None where none was.
+      path: Folder of the store.
+      facts: Contents of ``features.json``.
+      answers: Features of the responses, each with its prompt.
+      posts: Features of the posts.
+      rewards: The model's own reward of each row of ``answers``, width 1; None if it is not a reward model.
+      shown: Rewards of responses shown with a profile, width 1; None if the store has none.
     """
 
     path: Path
@@ -187,13 +187,13 @@ class FeatureStore:
         return self.facts["width"]
 
     def check_inputs(self, wanted: Mapping[str, Any]) -> None:
-        """Refuse a store that was not written from this model, these data or in this way.
+        """Refuse a store that was written from another model or other data, or with other options.
 
         Args:
-          wanted: some of the inputs that ``features.json`` records, as {"data": ...}.
+          wanted: Some of the inputs that ``features.json`` records, e.g. {"data": ...}.
 
         Raises:
-          RunError: naming the first field that differs, with both values.
+          RunError: If an input differs; the message names the first such field, with both values.
         """
         recorded = {name: self.facts["inputs"].get(name) for name in wanted}
         changed = differences(recorded, dict(wanted))
@@ -208,17 +208,17 @@ class FeatureStore:
         """Return the row of each response of a comparison.
 
         Raises:
-          DataError: a response has no features, naming the comparison.
+          DataError: If a response has no features; the message names the comparison.
         """
         keys = [answer_key(comparison.prompt, text) for text in comparison.responses]
         named = f"comparison {quote(comparison.id)}: response"
         return self.answers.find(keys, lambda place: f"{named} {place} has no features in {self.path}")
 
     def shown_rewards(self, comparison: Comparison) -> np.ndarray | None:
-        """Return the reward of each response when the profile was shown, float32 [K]; None where none was.
+        """Return the reward of each response with the profile shown, float32 [K]; None if the store has none.
 
         Raises:
-          DataError: a response has no such reward, naming the comparison.
+          DataError: If a response has no such reward; the message names the comparison.
         """
         if self.shown is None:
             return None
@@ -234,7 +234,7 @@ class FeatureStore:
         """Return the row of each post of a profile.
 
         Raises:
-          DataError: a post has no features.
+          DataError: If a post has no features.
         """
         keys = [post_key(read_post(post).text) for post in posts]
         lacking = f"a post of a profile has no features in {self.path}"
@@ -247,7 +247,7 @@ def part_name(table: str, number: int) -> str:
 
 
 def as_stored(features: np.ndarray, dtype: str) -> np.ndarray:
-    """Return features as a file holds them: float32, or bfloat16 as the 16 bits of each number, uint16."""
+    """Return features in the format of the files: float32, or bfloat16 as the 16 bits of each number, uint16."""
     if dtype == "float32":
         return np.ascontiguousarray(features, np.float32)
     import ml_dtypes  # NumPy files have no bfloat16
@@ -256,11 +256,11 @@ def as_stored(features: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def open_features(path: str | Path) -> FeatureStore:
-    """Open a store of features; rows are read when they are asked for.
+    """Open a store of features; rows are read on demand.
 
     Raises:
-      RunError: the folder holds no store, the store is not finished, or a file of it is missing, is not the one that
-        was written, or has another shape.
+      RunError: If the folder contains no store or an unfinished one, or if a file is missing, was changed, or has
+        another shape.
     """
     folder = Path(path)
     if not (folder / FEATURES).is_file():

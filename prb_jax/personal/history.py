@@ -1,4 +1,4 @@
-"""What users chose before: never with anything that tells the choice that is to be predicted."""
+"""Earlier choices of users, without anything that reveals the choice to predict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
 
 
 def informative_comparisons(history: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, int]]:
-    """Return the comparisons that tell what their users prefer, and how many were left out, by reason."""
+    """Return the comparisons that show a preference of their user, and the number left out by reason."""
     pairs = [(one.user_id, one.prompt, frozenset(one.responses)) for one in history]
     preferred: dict[object, set[frozenset[str]]] = {}
     for pair, one in zip(pairs, history, strict=True):
@@ -34,7 +34,7 @@ def informative_comparisons(history: Sequence[Comparison]) -> tuple[list[Compari
 
 
 def preferred_pairs(comparison: Comparison) -> list[tuple[int, int]]:
-    """Return the places of each response with the highest label and of each with a lower one."""
+    """Return the indices (better, worse) of each response with the highest label and each with a lower label."""
     labels = comparison.labels or ()
     top = max(labels, default=0)
     best = [k for k, label in enumerate(labels) if label == top]
@@ -45,7 +45,7 @@ def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
     """Return the comparisons of each user, in their order.
 
     Raises:
-      DataError: a comparison without a user.
+      DataError: If a comparison has no user.
     """
     groups: dict[str, list[Comparison]] = {}
     for comparison in history:
@@ -56,7 +56,7 @@ def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
 
 
 def refuse_query_in_history(known: Iterable[Comparison], query: Comparison) -> None:
-    """Raise DataError for a comparison that is among those that a user gave as a history: its label is known."""
+    """Raise DataError if the query is in the given history, because the history reveals its label."""
     for one in known:
         if one.prompt == query.prompt and set(one.responses) == set(query.responses):
             raise DataError(
@@ -65,7 +65,7 @@ def refuse_query_in_history(known: Iterable[Comparison], query: Comparison) -> N
 
 
 def without_shared_responses(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
-    """Return the comparisons that share no response with the query: a response that was judged tells the label."""
+    """Return the comparisons that share no response with the query: a judged response would reveal its label."""
     asked = set(query.responses)
     return tuple(one for one in context if asked.isdisjoint(one.responses))
 
@@ -76,15 +76,15 @@ def chosen_before(
     most: int,
     history: Mapping[str, Sequence[Comparison]] | None = None,
 ) -> Iterator[tuple[Comparison, ...]]:
-    """Yield for each comparison the latest ones of the same user that it may be shown with.
+    """Yield for each comparison the latest comparisons of the same user that may be shown with it.
 
     Args:
-      comparisons: in their order; where no history is given, those before a comparison are its history.
-      most: of them.
-      history: of each user; :func:`by_user`.
+      comparisons: Comparisons in order; without ``history``, the earlier ones are the history of a comparison.
+      most: Maximum number of comparisons shown.
+      history: History of each user; see :func:`by_user`.
 
     Raises:
-      DataError: a comparison that is in the history.
+      DataError: If a comparison is in the history.
     """
     before: dict[str, list[Comparison]] = {}
     for query in comparisons:

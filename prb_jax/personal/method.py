@@ -1,8 +1,8 @@
-"""What a method of personalisation adds to a model in training, and the users that it knows.
+"""Methods of personalisation in training: their parameters and their users.
 
-A method says what a model learns of single users beside its weights: what stands for the user in a tree, which
-parameters of the users a step trains, and how they are kept. In training it is one more group of parameters, so the
-loop knows no method by name.
+A method defines what a model learns about individual users besides its weights: the tokens that represent the user in
+a tree, the user parameters that a step trains, and how they are saved. In training a method is one more group of
+parameters, so the training loop does not depend on any specific method.
 
 Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
 """
@@ -23,11 +23,11 @@ from prb_jax.trees.tree import Tree
 
 
 class OfUser(Protocol):
-    """A comparison, or a part of it that says whose it is."""
+    """A comparison, or a part of one that names its user."""
 
     @property
     def user_id(self) -> str | None:
-        """The user, if one is known."""
+        """The user, or None if unknown."""
         ...
 
 
@@ -37,7 +37,7 @@ def with_prefixes(trees: Sequence[Tree], prefixes: Iterable[np.ndarray]) -> list
     return [replace(tree, prefix=np.concatenate([ids, tree.prefix])) for tree, ids in pairs]
 
 
-GENERIC = 0  # the row of everybody who is not in the table
+GENERIC = 0  # row of all users who are not in the table
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Users:
 
     @classmethod
     def of(cls, comparisons: Iterable[OfUser]) -> Users:
-        """The users of these comparisons, sorted, so that the order of the data does not matter."""
+        """Return the users of these comparisons, sorted to be independent of the order of the data."""
         return cls(tuple(sorted({c.user_id for c in comparisons if c.user_id is not None})))
 
     @property
@@ -65,14 +65,14 @@ class Users:
         return len(self.names) + 1
 
     def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
-        """int32 [n]: the row of each comparison's user; the generic one for no user or an unknown one."""
+        """Return the row of each comparison's user, int32 [n]; the generic row for no user or an unknown one."""
         users = (c.user_id for c in comparisons)
         return np.array(
             [GENERIC if user is None else self._rows.get(user, GENERIC) for user in users], np.int32
         )
 
     def unknown(self, comparisons: Iterable[OfUser]) -> set[str]:
-        """The users of these comparisons who are not in the table."""
+        """Return the users of these comparisons who are not in the table."""
         return {c.user_id for c in comparisons if c.user_id is not None and c.user_id not in self._rows}
 
 
@@ -83,111 +83,111 @@ MethodState = dict[str, jax.Array]  # the arrays of a method in training
 class StepRows:
     """The users of one step."""
 
-    # int32 [M], their distinct rows in the table; filled up with numbers beyond the table, which nothing is
-    # written to. Empty where a step trains nothing of users
+    # int32 [M], distinct rows of the users in the table, padded with numbers beyond the table (never written).
+    # Empty if a step trains no user parameters
     ids: np.ndarray
-    slots: np.ndarray  # int32 [n], for each comparison of the step its place in ``ids``
+    slots: np.ndarray  # int32 [n], index in ``ids`` of each comparison of the step
 
 
 class UserTokens(Protocol):
-    """Tokens that stand for the user in front of a tree."""
+    """Tokens at the start of a tree that represent the user."""
 
     @property
     def tokens(self) -> int:
-        """The positions that they take in front of every prefix."""
+        """Number of positions that the tokens take before every prefix."""
         ...
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
-        """Return the trees as the model sees them, with the tokens of their comparison's user in front."""
+        """Return the trees in the form that the model reads, starting with the tokens of their users."""
         ...
 
     def unknown(self, comparisons: Iterable[OfUser]) -> set[str] | None:
-        """Return the users of the comparisons for whom generic tokens stand; None if that is not known."""
+        """Return the users of the comparisons who get generic tokens; None if unknown."""
         ...
 
 
 class TrainedMethod:
-    """A method of personalisation in training. What one does not define is as of a method without users.
+    """A method of personalisation in training. The defaults describe a method without users.
 
-    Functions of a state are pure: they are called inside ``jax.jit``.
+    Functions that take a state must be pure, because they run inside ``jax.jit``.
     """
 
-    tokens: int  # the positions that stand for the user in front of every prefix
+    tokens: int  # number of positions that represent the user before every prefix
 
     @property
     def users(self) -> tuple[str, ...]:
-        """The ids of the users it has parameters for."""
+        """Ids of the users that have parameters."""
         return ()
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        """One sharding for each entry of the state."""
+        """Sharding of each entry of the state."""
         return {}
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
-        """The trees as the model sees them, with the tokens of their comparison's user in front."""
+        """Return the trees in the form that the model reads, starting with the tokens of their users."""
         return list(trees)
 
     def unknown(self, comparisons: Iterable[OfUser]) -> set[str] | None:
-        """The users that are not trained; None in training, which counts them otherwise."""
+        """Return the untrained users; None in training, which counts them in another way."""
         return None
 
     def start(self, embedding: jax.Array) -> MethodState:
-        """A new state, from the model's embedding [V, D]."""
+        """Return a new state, from the model's embedding [V, D]."""
         return {}
 
     def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
-        """int32 [n]: the row of each comparison's user."""
+        """Return the row of each comparison's user, int32 [n]."""
         return np.zeros(len(comparisons), np.int32)
 
     def rows_of_step(self, rows: np.ndarray, members: np.ndarray, *, step: int) -> StepRows:
-        """The rows that one step trains, and for each of its comparisons which of them.
+        """Return the rows that one step trains, and the row of each of its comparisons.
 
         Args:
-          rows: int32 [n], of all comparisons of the data.
-          members: int [B], those of the step.
-          step: its number, from 0.
+          rows: Row of every comparison of the data, int32 [n].
+          members: Indices of the step's comparisons, int [B].
+          step: Number of the step, from 0.
         """
         return StepRows(np.zeros(0, np.int32), np.zeros(len(members), np.int32))
 
     def take(self, state: MethodState, ids: jax.Array) -> MethodState:
-        """The state with the rows ``ids`` int32 [M] as those of the step."""
+        """Return the state with the rows ``ids``, int32 [M], selected for the step."""
         return state
 
     def inputs(self, state: MethodState) -> Any:
-        """What the loss is differentiated by."""
+        """Return the parameters for the gradient of the loss."""
         return {}
 
     def soft_prompts(self, inputs: Any) -> jax.Array | None:
-        """float [M, S, D], of the rows of the step; None for a method without soft prompts."""
+        """Return the soft prompts of the step's rows, float [M, S, D]; None for a method without soft prompts."""
         return None
 
     def update(self, state: MethodState, gradient: Any, *, step: jax.Array, learn: jax.Array) -> MethodState:
-        """The state after one update; as it was where ``learn`` (bool []) is False."""
+        """Return the state after one update; unchanged if ``learn`` (bool []) is False."""
         return state
 
     def for_everyone(self, state: MethodState) -> MethodState:
-        """For scoring in training: a state whose rows are those of all users."""
+        """Return a state whose rows cover all users, for scoring in training."""
         return state
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of the state that a checkpoint holds."""
+        """Return the entries of the state that a checkpoint stores."""
         return {}
 
     def resume(self, kept: Mapping[str, jax.Array]) -> MethodState:
-        """The whole state again."""
+        """Return the whole state from the entries of a checkpoint."""
         return {}
 
     def host_table(self, state: MethodState) -> np.ndarray:
-        """What is exported, float32 on the host. Every process must ask for it."""
+        """Return the table to export, float32 on the host. Every process must call this."""
         return np.zeros(0, np.float32)
 
     def save(self, folder: Path, table: np.ndarray) -> None:
-        """Write the exported table beside the model's files."""
+        """Write the exported table next to the model's files."""
 
 
 class NullMethod(TrainedMethod):
-    """Nothing is learned of single users: the prompt alone may tell of them (user-blind, profile in context)."""
+    """No user parameters: only the prompt may describe the user (user-blind, or with the profile in context)."""
 
     tokens = 0
 

@@ -1,8 +1,8 @@
-"""Soft prompts of users at scoring time: files, and how a loaded model uses them.
+"""Soft prompts of users at scoring time: their files, and their use in a loaded model.
 
-A scorer takes token ids only. So the soft prompts become further rows of the model's embedding, and a
-comparison's tree begins with the ids of its user's rows: whatever scores trees then scores them for
-their users, with nothing more to hand along.
+A scorer accepts only token ids. The soft prompts therefore become extra rows of the model's embedding, and a
+comparison's tree starts with the ids of its user's rows. Any scorer of trees then scores them for
+their users without further arguments.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _TENSOR = "soft_prompts"
 
 @dataclass(frozen=True)
 class UserPrompts:
-    """How the trees of a model with user embeddings begin."""
+    """The leading token ids of trees, for a model with user embeddings."""
 
-    users: Users  # who has a soft prompt of their own
+    users: Users  # users with their own soft prompts
     tokens: int  # S
-    first_id: int  # id of the first vector of the generic user; those of the row r begin r * S later
+    first_id: int  # id of the generic user's first vector; the vectors of row r start r * S later
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
-        """Return the trees with the soft prompt of their comparison's user in front."""
+        """Return the trees, each starting with the soft prompt of its comparison's user."""
         starts = self.first_id + self.tokens * self.users.rows(comparisons)
         prompts = np.asarray(starts[:, None] + np.arange(self.tokens), np.int32)
         return with_prefixes(trees, prompts)
@@ -47,11 +47,11 @@ class UserPrompts:
 
 
 def save_prompts(folder: str | Path, users: Users, table: np.ndarray) -> None:
-    """Writes ``users.safetensors`` (float32 [U + 1, S, D], the generic user first) and ``users.json``.
+    """Write ``users.safetensors`` (float32 [U + 1, S, D], the generic user first) and ``users.json``.
 
     Raises:
-      OSError: the folder cannot be written.
-      ValueError: a table of another number of users.
+      OSError: If the folder cannot be written.
+      ValueError: If the table has another number of users.
     """
     from safetensors.numpy import save_file
 
@@ -65,19 +65,19 @@ def save_prompts(folder: str | Path, users: Users, table: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class SavedPrompts:
-    """What :func:`save_prompts` wrote: the users, and their table float32 [U + 1, S, D]."""
+    """The contents of the files of :func:`save_prompts`: the users, and their table, float32 [U + 1, S, D]."""
 
     users: Users
     table: np.ndarray
 
     def prompts(self, *, first_id: int) -> UserPrompts:
-        """Return how trees begin where the table's rows follow as ids from `first_id` on."""
+        """Return the leading ids of trees, if the table's rows have the ids from `first_id` on."""
         return UserPrompts(self.users, tokens=self.table.shape[1], first_id=first_id)
 
     def extend(self, embedding: jax.Array, *, sharding: NamedSharding) -> jax.Array:
         """Return the embedding [V, D] followed by the table as rows, in the embedding's dtype.
 
-        Rows of zeros fill up to what the mesh divides.
+        Rows of zeros pad the result to a number of rows that the mesh divides.
         """
         axes = sharding.spec[0] if sharding.spec else None
         names = () if axes is None else (axes,) if isinstance(axes, str) else axes
@@ -93,14 +93,14 @@ class SavedPrompts:
 
 
 def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
-    """The soft prompts in the folder of a model; None if it has none.
+    """Load the soft prompts in the folder of a model; None if the folder has none.
 
     Args:
-      folder: of the model.
-      width: D of the model.
+      folder: Folder of the model.
+      width: Width D of the model.
 
     Raises:
-      CheckpointError: one of the two files is missing, broken, or does not fit the other or the model.
+      CheckpointError: If one of the two files is missing or damaged, or does not fit the other file or the model.
     """
     path = Path(folder)
     if not has_soft_prompts(path):

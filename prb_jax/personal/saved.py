@@ -1,4 +1,4 @@
-"""Fitted methods and the states of people in folders: arrays of Orbax, and a JSON file that says what they are."""
+"""Folders of fitted methods and of user states: Orbax arrays, and a JSON file that describes them."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class _StatesFile(TypedDict):
 
 @dataclass(frozen=True)
 class Standard:
-    """How features are made comparable: (features - mean) / scale, both float32 [D]."""
+    """Standardisation of features: (features - mean) / scale, both float32 [D]."""
 
     mean: np.ndarray
     scale: np.ndarray
 
     @classmethod
     def none(cls, width: int) -> Standard:
-        """Return the one that leaves features of this width as they are."""
+        """Return the standardisation that leaves features of this width unchanged."""
         return cls(np.zeros(width, np.float32), np.ones(width, np.float32))
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
@@ -91,9 +91,9 @@ class FittedMethod:
     path: Path  # its folder
     method: Method  # the method
     fitted: Fitted  # its arrays and numbers
-    standard: Standard  # of the features on which it was fitted
-    items: Mapping[bytes, int]  # the number of each text that was judged, by the text's digest (``post_key``)
-    facts: Mapping[str, Any]  # what ``personalised.json`` holds
+    standard: Standard  # standardises by the features of the fit
+    items: Mapping[bytes, int]  # number of each judged text, by the text's digest (``post_key``)
+    facts: Mapping[str, Any]  # contents of ``personalised.json``
 
     __repr__ = short_repr
 
@@ -107,15 +107,15 @@ def save_fitted(
     items: np.ndarray,
     features: Mapping[str, Any],
 ) -> str:
-    """Write a fitted method as a folder, whole or not at all: ``personalised.json`` is written last.
+    """Write a fitted method as a folder. ``personalised.json`` is written last and marks the folder as complete.
 
     Args:
-      standard: of the features on which it was fitted.
-      items: uint8 [I, 16], the digest of each text that was judged, in the order of their numbers.
-      features: what ``features.json`` holds of these features.
+      standard: Standardisation of the features of the fit.
+      items: Digest of each judged text, in the order of their numbers, uint8 [I, 16].
+      features: Contents of ``features.json`` for these features.
 
     Returns:
-      the digest of its arrays, by which states of people know what they are of.
+      Digest of the arrays; user states store it to identify their fitted method.
     """
     tree = {"arrays": fitted.arrays, "numbers": fitted.numbers, "items": items, **asdict(standard)}
     backbone = {name: features[name] for name in ("model", "opened_with", "width")}
@@ -132,7 +132,7 @@ def read_fitted(folder: str | Path) -> FittedMethod:
     """Read a fitted method.
 
     Raises:
-      RunError: the folder holds no fitted method, a file of it is damaged, or the method is unknown.
+      RunError: If the folder contains no fitted method, a file is damaged, or the method is unknown.
     """
     path = Path(folder)
     facts = _read(path / PERSONALISED, _FittedFile, FITTED_FORMAT)
@@ -171,7 +171,7 @@ class UserStates:
 
     users: tuple[str, ...]  # their names, in the order of the rows
     states: Any  # a tree whose arrays have the leading axis U
-    digest: str | None = None  # of the arrays, where they were read
+    digest: str | None = None  # of the arrays, if they were read from a folder
     rows: Mapping[str, int] = field(init=False)  # the row of each person
 
     __repr__ = short_repr
@@ -187,17 +187,17 @@ class UserStates:
         object.__setattr__(self, "rows", rows)
 
     def of(self, users: Sequence[str]) -> Any:
-        """Return the states of some of the users, each array with a leading axis of them."""
+        """Return the states of these users; their number is the leading axis of each array."""
         rows = np.array([self.rows[user] for user in users], np.int64)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.states)
 
 
 def save_states(folder: str | Path, states: UserStates, *, method: str, fitted: str) -> int:
-    """Write the states of people as a folder of Orbax in the place of what it held; arrays on devices are written part
-    by part. To any other fitted method than the one of this name and digest (``personalised.json``) they mean nothing.
+    """Write the states of people as a folder of Orbax, replacing its contents. Device arrays are written shard by
+    shard. The states are valid only for the fitted method of this name and digest (``personalised.json``).
 
     Returns:
-      the bytes on the disk.
+      Bytes on disk.
     """
     facts = STATES_FORMAT | {"method": method, "fitted": fitted, "users": list(states.users)}
     _write(Path(folder), STATES, facts, states.states, indent=0)
@@ -207,12 +207,13 @@ def save_states(folder: str | Path, states: UserStates, *, method: str, fitted: 
 def read_states(
     folder: str | Path, *, method: str, fitted: str | None = None, mesh: Mesh | None = None
 ) -> UserStates:
-    """Read what :func:`save_states` wrote, of a method of this name and of a fitted one of this digest, or any.
+    """Read states that :func:`save_states` wrote for a method of this name, and for this digest unless it is None.
 
-    With a mesh the people are split over its devices, where their number can be; without one the arrays are numpy's.
+    With a mesh, the people are split over its devices if the mesh divides their number. Without a mesh, the arrays are
+    NumPy arrays.
 
     Raises:
-      RunError: the folder holds no states, they are of another method or another fit of it, or a file is damaged.
+      RunError: If the folder contains no states, they belong to another method or fit, or a file is damaged.
     """
     path = Path(folder)
     facts = _read(path / STATES, _StatesFile, STATES_FORMAT)
@@ -233,7 +234,7 @@ def read_states(
 
 
 def _write(folder: Path, file: str, facts: Mapping[str, Any], tree: Any, **style: Any) -> str:
-    """Write arrays, and then the file that describes them; returns the digest of the arrays."""
+    """Write arrays, then the file that describes them; return the digest of the arrays."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).unlink(missing_ok=True)
@@ -244,13 +245,13 @@ def _write(folder: Path, file: str, facts: Mapping[str, Any], tree: Any, **style
 
 
 def _facts_digest(facts: Mapping[str, Any]) -> str:
-    """The digest of all that a file says beside it."""
+    """Return the digest of all other entries of the file."""
     rest = {name: value for name, value in facts.items() if name != "facts_digest"}
     return f"sha256:{sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"
 
 
 def _read(path: Path, schema: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a folder says; refused are another kind of folder, another format, and what was changed."""
+    """Return the contents of a folder's file; refuse another kind of folder, another format, and a changed file."""
     facts = read_object(path, error=RunError)
     formats = (wanted["format"] - 1, wanted["format"])
     if (value := facts.get("kind")) != wanted["kind"]:
@@ -268,8 +269,8 @@ def write_tree(folder: Path, tree: Any) -> dict[str, Any]:
     """Write a tree of nested dicts and lists of arrays.
 
     Returns:
-      what `read_tree` needs to know, JSON-ready: "tree", the names of the arrays in their places; "arrays", the shape,
-      dtype and checksum of each; "digest", of all of them.
+      Facts for `read_tree`, JSON-ready: "tree", the array names in the structure of the tree; "arrays", the shape,
+      dtype and checksum of each array; "digest", the digest of all arrays.
     """
     flat = flat_arrays(tree)
     names = jax.tree.unflatten(jax.tree.structure(tree), list(flat))
@@ -277,7 +278,7 @@ def write_tree(folder: Path, tree: Any) -> dict[str, Any]:
 
 
 def _digest(arrays: Mapping[str, Any]) -> str:
-    """The digest of arrays by their names."""
+    """Return the digest of named arrays."""
     digest = sha256()
     for name, leaf in sorted(arrays.items()):
         held = np.asarray(leaf)
@@ -292,17 +293,17 @@ def read_tree(
     *,
     sharding: Callable[[tuple[int, ...]], NamedSharding] | None = None,
 ) -> Any:
-    """Read what `write_tree` wrote, from the facts that it returned; as arrays of numpy, or with the ``sharding`` that
-    is given for a shape.
+    """Read a tree of `write_tree`, from the facts that it returned. The result has NumPy arrays, or JAX arrays with
+    the ``sharding`` of each shape.
 
     Raises:
-      RunError: it is missing, damaged, or not what the facts say.
+      RunError: If the tree is missing, damaged, or differs from the facts.
     """
     try:
         shapes = {name: tuple(one["shape"]) for name, one in facts["arrays"].items()}
         shardings = sharding and {name: sharding(shape) for name, shape in shapes.items()}
         arrays = read_arrays(folder, facts["arrays"], shardings=shardings)
-        # The checksums of `read_arrays`, which hold for any sharding, do not see an exchange of values.
+        # The checksums of `read_arrays` work for any sharding, but do not detect exchanged values.
         if sharding is None and _digest(arrays) != facts["digest"]:
             raise RunError(f"{folder}: damaged: the arrays are not those that were saved")
         return jax.tree.map(lambda name: arrays[name], facts["tree"])

@@ -1,9 +1,9 @@
-"""A soft prompt for each user, trained row by row: ``persona_embedding`` (after P-RLHF, arXiv 2402.05133).
+"""Soft prompts of users, trained row by row: ``persona_embedding`` (after P-RLHF, arXiv 2402.05133).
 
 Row 0 of the table is the generic user, for everybody who is not in it; row i + 1 belongs to user i. One step touches
-M rows at most, the users of its comparisons, however many the table holds: they are gathered once, the loss is
-differentiated by them alone, and only they and their moments are written back. So the gradient that devices exchange
-is [M, S, D], never [U + 1, S, D].
+at most M rows, the users of its comparisons, for any size of the table. It gathers these rows once, differentiates the
+loss only by them, and writes back only them and their moments. The gradient that devices exchange is therefore
+[M, S, D], never [U + 1, S, D].
 
 Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
 """
@@ -43,13 +43,13 @@ SAVED = ("table", "mu", "nu", "count")
 class SoftPrompts(TrainedMethod):
     """A table of users on a mesh, of which each step trains the rows of its own users."""
 
-    table: Users  # whose row is which
+    table: Users  # users of the rows
     tokens: int  # S, the length of a soft prompt
     width: int  # D
-    places: int  # M, the rows of a step: one for each of its comparisons is always enough
+    places: int  # M, the rows of a step; one row per comparison is always enough
     # share of the comparisons of a step that train the generic user instead of their own
     generic_share: float
-    seed: int  # of the table and of that choice
+    seed: int  # for the table and for that share
     optimizer: RowAdam  # of the rows
     mesh: Mesh  # devices
 
@@ -59,11 +59,11 @@ class SoftPrompts(TrainedMethod):
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        """The table, its moments and the rows of a step are split by D as the words' embeddings are: every device holds
-        a part of every user, and gathers and writes rows without asking another.
+        """Shardings of the state: the table, its moments and the rows of a step are split by D, like word embeddings.
+        Every device holds a part of every user, and gathers and writes rows without communication.
 
         Raises:
-          MeshError: the mesh axis does not divide the width.
+          MeshError: If the mesh axis does not divide the width.
         """
         axes = RULES["model"] or ()
         if self.width % int(np.prod([self.mesh.shape[axis] for axis in axes], dtype=np.int64)):
@@ -74,15 +74,15 @@ class SoftPrompts(TrainedMethod):
         return {"table": rows, "mu": rows, "nu": rows, "rows": rows, "count": whole, "ids": whole}
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
-        """Trees with room for a soft prompt in front; the ids there are the number of the user's row."""
+        """Return trees that start with room for a soft prompt; the ids there are the number of the user's row."""
         return with_prefixes(trees, [np.full(self.tokens, row, np.int32) for row in self.rows(comparisons)])
 
     def start(self, embedding: jax.Array) -> MethodState:
-        """A new state: a ``table`` [U + 1, S, D] in which everybody starts as the generic user, at the scale of the
-        words, its moments ``mu`` and ``nu``, and ``count`` int32 [U + 1] of each row's updates; and what one step works
-        on, ``ids`` int32 [M] and ``rows`` [M, S, D].
+        """Return a new state. In ``table`` [U + 1, S, D] all users start as the generic user, at the scale of the word
+        embeddings. ``mu`` and ``nu`` are its moments, ``count`` int32 [U + 1] the updates of each row. One step works
+        on ``ids`` int32 [M] and ``rows`` [M, S, D].
 
-        A pure function: under ``jax.jit`` with output shardings nothing large is made in one place.
+        The function is pure: under ``jax.jit`` with output shardings, no device holds a large array whole.
         """
         words = jnp.asarray(embedding, jnp.float32)
         noise = jax.random.normal(jax.random.key(self.seed), (self.tokens, words.shape[1]), jnp.float32)
@@ -99,15 +99,15 @@ class SoftPrompts(TrainedMethod):
         return self.table.rows(comparisons)
 
     def rows_of_step(self, rows: np.ndarray, members: np.ndarray, *, step: int) -> StepRows:
-        """The distinct rows of a step, filled up to ``places`` so that steps compile once.
+        """Return the distinct rows of a step, padded to ``places`` to compile steps only once.
 
-        A random share of the comparisons trains the generic user instead of their own, who so learns what all have in
-        common. Which ones is a function of (seed, step) alone.
+        A random share of the comparisons trains the generic user instead of their own. The generic user thus learns
+        the preferences that all users share. The choice depends only on (seed, step).
         """
-        # The order of the data takes its streams from the low end of the second number.
+        # The order of the data uses the low values of the second key number.
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, 2**63 + step], np.uint64)))
         generic = generator.random(len(members)) < self.generic_share
-        # A comparison that a small data set brings twice in a step has one row in it.
+        # A comparison that occurs twice in a step (small data sets) must get one row.
         _, first, again = np.unique(members, return_index=True, return_inverse=True)
         drawn = np.where(generic, GENERIC, rows[members])[first][again.reshape(-1)]
         distinct, slots = np.unique(drawn, return_inverse=True)
@@ -127,7 +127,7 @@ class SoftPrompts(TrainedMethod):
     def update(
         self, state: MethodState, gradient: jax.Array, *, step: jax.Array, learn: jax.Array
     ) -> MethodState:
-        """The rows of the step after one update. Where nothing is to be learned the table is not touched as a whole."""
+        """Return the state after one update of the step's rows. If ``learn`` is False, no row is written."""
         # Rows beyond the table are dropped by scatters.
         ids = jnp.where(learn, state["ids"], state["table"].shape[0])
         return {**self.optimizer.apply_rows({**state, "ids": ids}, gradient, step), "ids": state["ids"]}
@@ -143,7 +143,7 @@ class SoftPrompts(TrainedMethod):
         return {**jax.jit(self._of_step, out_shardings=shardings)(), **kept}
 
     def host_table(self, state: MethodState) -> np.ndarray:
-        """float32 [U + 1, S, D], the generic user first."""
+        """Return the table, float32 [U + 1, S, D], the generic user first."""
         table = jax.jit(lambda leaf: leaf, out_shardings=replicated(self.mesh))(state["table"])
         return np.asarray(table.addressable_data(0))
 
@@ -152,28 +152,28 @@ class SoftPrompts(TrainedMethod):
 
 
 def _gather(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """The rows [M, ...] of a table [U + 1, ...]; ids beyond it give the last row, which is not used."""
+    """Return the rows [M, ...] of a table [U + 1, ...]; ids beyond the table give the last row, which is unused."""
     return jnp.take(table, ids, axis=0, mode="clip")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowAdam:
-    """Adam on the rows of a step, each with moments and a count of its own ("lazy" Adam).
+    """Adam on the rows of a step, with separate moments and counts per row ("lazy" Adam).
 
-    A row that no step touches keeps value and moments as they are; rows that every step touches move as
-    under ``optax.adam``.
+    A row that no step touches keeps its value and moments; rows that every step touches move as
+    with ``optax.adam``.
     """
 
-    learning_rate: optax.Schedule  # as a function of the number of updates that the run has made
+    learning_rate: optax.Schedule  # function of the number of updates so far in the run
     b1: float = 0.9  # of Adam
     b2: float = 0.999  # of Adam
     eps: float = 1e-8  # of Adam
-    # gradients of all rows together with a larger norm are scaled down to it; None for no clipping
+    # maximum norm of the gradient of all rows together; larger gradients are scaled down. None for no clipping
     clip_norm: float | None = None
 
     def apply_rows(self, users: Mapping[str, jax.Array], gradient: jax.Array, step: jax.Array) -> MethodState:
-        """One update of the rows ``users["ids"]`` of a state by their gradient [M, S, D], after ``step`` updates; ids
-        are distinct, but for those beyond the table, which are dropped."""
+        """Update the rows ``users["ids"]`` of a state by their gradient [M, S, D], after ``step`` updates. Ids within
+        the table must be distinct; ids beyond the table are dropped."""
         if self.clip_norm is not None:
             norm = optax.tree.norm(gradient)
             gradient = gradient * (self.clip_norm / jnp.maximum(norm, self.clip_norm))

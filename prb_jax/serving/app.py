@@ -53,7 +53,7 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class ServerMetrics:
-    """What a server counts: requests and their seconds by path (paths that do not exist are "other"), and scores."""
+    """Metrics of a server: requests and their seconds by path (unknown paths count as "other"), and scores."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -76,21 +76,21 @@ class ServerMetrics:
         self.seconds.labels(path).observe(seconds)
 
     def count_batch(self, tokens: int) -> None:
-        """Count a batch that is given to the device."""
+        """Count a batch that starts on the device."""
         self.batches.inc()
         self.tokens.inc(tokens)
 
     def text(self) -> bytes:
-        """Return all of them in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What an application serves: a model, of which ``identity`` is all that decides its scores, shown by a ``view``.
+    """The model of an application; ``identity`` is everything that decides its scores, ``view`` how it sees texts.
 
-    The options hold the limits for clients, and the token that they must send; without one, they must use the names
-    of this machine.
+    The options hold the limits for clients and the token that they must send. Without a token, clients must address
+    the server by a name of this machine.
     """
 
     name: str
@@ -102,7 +102,7 @@ class ServedModel:
     view: Mapping[str, Any] = field(default_factory=dict)
 
     def close(self, seconds: float | None = None) -> bool:
-        """Score what waits, and end all threads; returns whether they have ended within this time."""
+        """Score all waiting items and end all threads; return whether the threads ended within this time."""
         self.reader.close()
         return self.engine.close(seconds)
 
@@ -115,7 +115,7 @@ def make_app(served: ServedModel) -> Starlette:
         if served.options.token is not None:
             check_token(request, served.options.token)
             return
-        check_site(request, hosts)  # a browser on this machine may show pages of any site
+        check_site(request, hosts)  # a page of any site may send requests through a browser on this machine
         if request.method == "POST":
             check_json(request)
 
@@ -143,12 +143,12 @@ def make_app(served: ServedModel) -> Starlette:
         unknown=f"expected POST to {', '.join(ROUTES)}",
         count=served.metrics.count_answer,
     )
-    app.router.routes.append(Route("/health", health))  # open to everybody
+    app.router.routes.append(Route("/health", health))  # needs no token
     return app
 
 
 async def _score(request: Request, served: ServedModel) -> Response:
-    """Answer a request for scores, whole or not at all, and never with a default."""
+    """Answer a request with all of its scores, or with an error; never with a default score."""
     limits, begun = served.options.limits, time.monotonic()
     body = await read_bytes(request, limits)
 
@@ -172,7 +172,7 @@ async def _score(request: Request, served: ServedModel) -> Response:
 
 
 async def _unless_left(request: Request, work: Awaitable[Response]) -> Response:
-    """The result of the work, which is given up when the client leaves."""
+    """Return the result of the work; cancel the work when the client disconnects."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

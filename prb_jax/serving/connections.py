@@ -1,4 +1,4 @@
-"""Connections of clients, by uvicorn: how long a client may take, how many there may be, and how the server ends."""
+"""Client connections, with uvicorn: time limits, the number of connections, and how the server shuts down."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from prb_jax.errors import RunError
 from prb_jax.serving.http_server import OTHER, error_response, log_answer
 from prb_jax.serving.options import Limits
 
-DRAIN_SECONDS: Final = 24  # for which a server that ends waits for the requests that it has received
-LAST_SECONDS: Final = 3  # for which it then waits for its own threads
+DRAIN_SECONDS: Final = 24  # how long shutdown waits for requests that were already received
+LAST_SECONDS: Final = 3  # how long shutdown then waits for the server's own threads
 END_SECONDS: Final = 29
 """Seconds after SIGTERM in which the process ends, whatever it does: many managers of processes kill it after 30."""
 
-READ_BYTES: Final = 8192  # of a connection at a time: other connections wait until they are parsed
+READ_BYTES: Final = 8192  # read at once from a connection: others wait while these bytes are parsed
 
 FRAMING_BYTES: Final = 65_536
 """Bytes of a chunked body that may mark its chunks, besides a sixteenth of the body: each chunk costs some 50 us."""
@@ -36,10 +36,10 @@ PROBE_SECONDS: Final = 1.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket with this address, to which clients cannot connect yet; port 0 picks a free one.
+    """Return a socket bound to this address; clients cannot connect yet. Port 0 picks a free port.
 
     Raises:
-      RunError: the address cannot be used.
+      RunError: If the address cannot be used.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,10 +60,10 @@ def address(listening: socket.socket) -> str:
 def run_app(
     app: Starlette, listening: socket.socket, *, limits: Limits, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, and then those received; `ready` is called when the socket is open.
+    """Answer requests until SIGTERM or Ctrl-C, then finish the requests already received.
 
-    Such a signal also sets an alarm that ends the process after `END_SECONDS`: what ends before stops it by
-    ``signal.alarm(0)``.
+    Calls `ready` when the socket is open. The signal also sets an alarm that ends the process after `END_SECONDS`;
+    a caller that finishes earlier cancels the alarm with ``signal.alarm(0)``.
     """
     logger, handler = logging.getLogger("uvicorn.error"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
@@ -89,9 +89,9 @@ def run_app(
 
 
 def _refusal(scope: Any, connections: int, limits: Limits) -> Response | None:
-    """The answer to a request that no route sees; its connection is closed."""
+    """Return a refusal that also closes the connection, or None if the routes may handle the request."""
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
-        # where one request ends and the next begins is not certain (RFC 9112, section 6.1)
+        # the boundary between two requests would be ambiguous (RFC 9112, section 6.1)
         status, message = 400, "expected Content-Length or Transfer-Encoding, found both"
     elif connections > limits.connections:
         status, message = 503, f"more than {limits.connections} connections: come again later"
@@ -109,12 +109,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except OSError as error:  # another process was faster
+        except OSError as error:  # another process took the address first
             raise RunError(f"cannot serve: {error}") from error
         self._ready()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Obey a signal; uvicorn's own would send it again at the end, and the process would not end with 0."""
+        """Shut down on a signal. uvicorn's own handler would raise it again, and the exit status would not be 0."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         if not self.should_exit:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -123,11 +123,11 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, for clients that may be slow or hostile."""
+    """Return uvicorn's protocol with protection against slow or hostile clients."""
     received = bytearray(READ_BYTES)
 
     class Protocol(H11Protocol, asyncio.BufferedProtocol):
-        """Closes a connection without a whole head, or with an answer that is not read, within `seconds`.
+        """Closes connections that send no complete head, or do not read their answer, within `seconds`.
 
         A client that has closed its sending side after a whole request gets its answer.
         """
@@ -136,7 +136,7 @@ def _protocol(seconds: float) -> type[H11Protocol]:
         _unread: asyncio.TimerHandle | None = None
         _probing: asyncio.TimerHandle | None = None
         _measured: RequestResponseCycle | None = None
-        _body = _framing = 0  # bytes of the request that is measured
+        _body = _framing = 0  # bytes received of the measured request
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -169,7 +169,7 @@ def _protocol(seconds: float) -> type[H11Protocol]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self._probing is not None and self.cycle.response_complete:
-                self.transport.close()  # the client sends nothing more
+                self.transport.close()  # the client has closed its sending side
             self._wait_for_head()
 
         def _wait_for_head(self) -> None:
@@ -179,7 +179,7 @@ def _protocol(seconds: float) -> type[H11Protocol]:
 
         def _close_if_idle(self) -> None:
             if self.cycle is None or self.cycle.response_complete:
-                self.transport.abort()  # an answer that was not read until now is thrown away
+                self.transport.abort()  # discards an answer that the client has not read
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -191,7 +191,7 @@ def _protocol(seconds: float) -> type[H11Protocol]:
                 self._unread.cancel()
 
         def eof_received(self) -> Any:
-            """Return whether the connection stays open for an answer, although the client sends nothing more."""
+            """Return whether the connection stays open for an answer after the client closed its sending side."""
             cycle = self.cycle
             if cycle is None or cycle.more_body or cycle.response_complete:
                 return False
@@ -199,9 +199,9 @@ def _protocol(seconds: float) -> type[H11Protocol]:
             return True
 
         def _probe(self) -> None:
-            """Write to a client that may be gone, which no read would tell: its work is given up then.
+            """Write to a client that may be gone: only a failed write shows this, and then its work is cancelled.
 
-            Every client of HTTP/1.1 must understand an interim response.
+            Every HTTP/1.1 client must accept an interim response.
             """
             if not self.cycle.response_started and self.scope["http_version"] == "1.1":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -221,7 +221,7 @@ def _protocol(seconds: float) -> type[H11Protocol]:
 
 
 class _JsonLines(logging.Formatter):
-    """Never a traceback, whose values may be texts of clients."""
+    """Log lines as JSON without tracebacks, because a traceback may contain texts of clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": round(time.time(), 3), "level": record.levelname, "message": record.getMessage()}

@@ -1,10 +1,10 @@
-"""Requests of many clients scored together: whatever waits when the device is free goes into the next batch.
+"""Scores requests of many clients together: all items that wait when the device is free go into the next batch.
 
-One thread makes trees of small requests and gives batches to the device, full ones first, though the oldest request is
-passed over a few times at most. A second thread makes trees of large requests, a piece of each in turn, so that small
-requests never wait for their texts. Another one waits for the scores, or one for each batch that a CPU computes side
-by side. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
-fills the next one. With a cache of beginnings a tree waits for the batch that computes its own beginning.
+One thread makes trees of small requests and starts batches on the device. Full batches go first, but only a few of
+them may pass over the oldest request. A second thread makes trees of large requests, taking a piece of each in turn:
+small requests never wait for the texts of large ones. Another thread waits for the scores; a CPU that computes several
+batches concurrently has one such thread per batch. A partly filled batch runs only when the device is idle; otherwise
+later requests fill it. With a prefix cache, a tree waits for the batch that computes its prefix.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from prb_jax.serving.tree_scorer import TreeScorer
 from prb_jax.trees.continued import PAGE
 from prb_jax.trees.tree import PlannedBatch, Tree, common_run
 
-SMALL_AT_ONCE = 50_000  # characters of small requests that become trees at a time
-LARGE_AT_ONCE = 200_000  # and of large ones
-AHEAD = 4  # so many batches' worth of trees are looked at for what goes well together
+SMALL_AT_ONCE = 50_000  # characters of small requests that become trees at once
+LARGE_AT_ONCE = 200_000  # and of large requests
+AHEAD = 4  # the planner looks for trees that fit together among this many batches' worth of trees
 MOST_TREES = (
-    256  # but not more trees than this, of small and of large requests each: a plan of them takes some 20 ms
+    256  # limit on those trees, for small and for large requests each: planning this many takes about 20 ms
 )
 PATIENCE = {
     False: 1,
     True: 4,
-}  # batches that pass over the oldest tree of a small, and of a large request, at most
-WAITING = 1  # batches given to the device that wait, besides those that run
+}  # most batches that may pass over the oldest tree of a small and of a large request
+WAITING = 1  # batches queued on the device beyond the running ones
 
 HOLD = 0.005
 """Seconds that a batch that is not full waits after others were answered while the device still has work: clients that
@@ -49,28 +49,28 @@ class Engine:
     """Scores items in the background.
 
     Attributes:
-      lanes: batches computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
-      waiting: items that wait for their scores.
-      failure: the error that ended the work; None while it goes on.
+      lanes: Number of batches computed concurrently; see :func:`prb_jax.scoring.batching.lanes`.
+      waiting: Number of items that wait for their scores.
+      failure: Error that ended the engine; None while the engine works.
     """
 
     def __init__(self, scorer: TreeScorer, *, most: int, count: Callable[[int], None]) -> None:
-        """Start the threads; `most` items may wait for their scores, and `count` is told the tokens of each batch."""
+        """Start the threads. At most `most` items may wait; `count` is called with the tokens of each batch."""
         self.lanes, self.waiting, self.failure = lanes(scorer.model.mesh), 0, None
         self._scorer, self._batcher, self._most, self._count = scorer, scorer.batcher, most, count
         self._small, self._large = deque[Job](), deque[Job]()
-        self._made: list[WaitingTree] = []  # of large requests, for the first thread
-        self._reads_large = False  # the second thread has taken pieces
+        self._made: list[WaitingTree] = []  # trees of large requests, for the first thread
+        self._reads_large = False  # True while the second thread makes trees
         self._running: SimpleQueue[_Running | None] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
         self._answered, self._held_until = (
             -HOLD,
             0.0,
-        )  # when a batch was answered last; when a small one may start
+        )  # time of the last answered batch; time from which a partly filled batch may start
         self._computing: list[
             Tree
-        ] = []  # trees of the batches in flight, where what they begin with will be kept
-        # batches since one held the oldest tree, of small requests and of large ones
+        ] = []  # trees of the batches in flight, if the cache will keep their prefixes
+        # batches since one contained the oldest tree, for small and for large requests
         self._passed = dict.fromkeys(PATIENCE, 0)
         self._news = threading.Condition()
         self._threads = [
@@ -81,11 +81,11 @@ class Engine:
             thread.start()
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
-        """Wait for the score of each item. Cancelled, it leaves no work behind.
+        """Wait for the score of each item. If cancelled, no work is left behind.
 
         Raises:
-          PrbError: an item has no score; the message has its number.
-          BusyError: too many wait.
+          PrbError: If an item has no score; the message contains the number of the item.
+          BusyError: If too many items wait.
         """
         divided = pieces(items, most=self._scorer.maker.most, characters=PIECE)
         job, large = Job(items, deque(divided)), len(divided) > 1 or divided[0].characters > PIECE
@@ -104,7 +104,7 @@ class Engine:
                 self.waiting -= len(items)
 
     def close(self, seconds: float | None = None) -> bool:
-        """Score what waits, and end the threads; returns whether they have ended within this time."""
+        """Score all waiting items and end the threads; return whether they ended within this time."""
         with self._news:
             self._ends = True
             self._news.notify_all()
@@ -114,7 +114,7 @@ class Engine:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _give(self) -> None:
-        """The work of the first thread: small requests to trees, and trees to batches to the device."""
+        """Run the first thread: make trees of small requests, and start batches of trees on the device."""
         pool: list[WaitingTree] = []
         try:
             while (news := self._next(pool)) is not None:
@@ -125,7 +125,7 @@ class Engine:
                     members = set(planned.members)
                     self._start(planned, [pool[place] for place in planned.members])
                     pool = [ready for place, ready in enumerate(pool) if place not in members]
-        except BaseException as error:  # nothing can be scored any more: everybody who waits is told
+        except BaseException as error:  # no further scores are possible: every waiting request fails
             fail_all(pool, error)
             self._fail(error)
         finally:
@@ -133,7 +133,7 @@ class Engine:
                 self._running.put(None)
 
     def _next(self, pool: Sequence[WaitingTree]) -> tuple[Taken, list[WaitingTree]] | None:
-        """Wait for news, and return what is to become trees, and the trees of large requests; None at the end."""
+        """Wait for work; return pieces that need trees, and finished trees of large requests. None at the end."""
         small, large = (
             sum(ready.fresh for ready in pool if ready.large is kind) <= AHEAD * self._scorer.tokens
             for kind in PATIENCE
@@ -158,7 +158,7 @@ class Engine:
             return None if at_end and not (taken or made or pool) else (taken, made)
 
     def _read_large(self) -> None:
-        """The work of the second thread: large requests to trees, no more of them than the first one takes."""
+        """Run the second thread: make trees of large requests, only as many as the first thread takes."""
         taken: Taken = []
         try:
             while taken := self._next_large():
@@ -166,7 +166,7 @@ class Engine:
                 with self._news:
                     self._made, self._reads_large = made, False
                     self._news.notify_all()
-                if self.failure is not None:  # of the first thread, which takes none of them
+                if self.failure is not None:  # the first thread failed and does not take these trees
                     raise self.failure
         except BaseException as error:
             for job, _ in taken:
@@ -174,7 +174,7 @@ class Engine:
             self._fail(error)
 
     def _next_large(self) -> Taken:
-        """Wait for large requests, and return pieces of them; none at the end."""
+        """Wait for large requests and return pieces of them; an empty list at the end."""
         while True:
             with self._news:
                 self._news.wait_for(
@@ -188,7 +188,7 @@ class Engine:
                     return taken
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody who waits that nothing can be scored any more."""
+        """End every waiting request with this error."""
         with self._news:
             self.failure, self._reads_large = error, False
             waiting = [*self._small, *self._large]
@@ -207,7 +207,7 @@ class Engine:
                 [job.items[place] for job, place in owners], [job for job, _ in owners]
             )
         except Exception as error:
-            if len(taken) > 1:  # one of them must not spoil the others
+            if len(taken) > 1:  # one failing request must not fail the others
                 return [ready for one in taken for ready in self._trees_of([one], large=large)]
             for job, _ in taken:
                 job.fail(error)
@@ -223,7 +223,7 @@ class Engine:
         ]
 
     def _choose(self, pool: Sequence[WaitingTree]) -> PlannedBatch | None:
-        """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
+        """Return the fullest batch, or the one with the oldest tree if that waited long; None if waiting is better."""
         with self._news:
             in_flight, computing = self._in_flight, list(self._computing)
             if in_flight >= self.lanes + WAITING:
@@ -239,11 +239,11 @@ class Engine:
                 oldest.setdefault(kind, place)
                 places.append(place)
                 size += pool[place].fresh
-        if not places:  # all wait for what is being computed
+        if not places:  # all trees wait for prefixes that are being computed
             self._wake_below = in_flight
             return None
         planned = list(self._batcher([pool[place].made.tree for place in places], places))
-        if in_flight and len(planned) == 1:  # more may come while the device is busy
+        if in_flight and len(planned) == 1:  # more requests may arrive while the device is busy
             self._wake_below = self.lanes
             self._held_until = self._answered + HOLD
             if in_flight >= self.lanes or time.monotonic() < self._held_until:
@@ -258,14 +258,14 @@ class Engine:
         return chosen
 
     def _is_computed(self, tree: Tree, computing: Sequence[Tree]) -> bool:
-        """Return whether a page of a tree's beginning, or more, is being computed that will be kept."""
+        """Return whether a running batch computes pages of this tree's prefix that the cache will keep."""
         run = max((common_run([tree.prefix, other.prefix]) for other in computing), default=0)
         return run >= PAGE and run // PAGE > len(self._scorer.kept(tree))
 
     def _start(self, planned: PlannedBatch, trees: list[WaitingTree]) -> None:
-        """Give a batch to the device."""
+        """Start a batch on the device."""
         self._count(planned.computed)
-        try:  # started here, or side by side by the threads that wait
+        try:  # start here, or in the waiting threads if batches run concurrently
             batches = planned.make()
             start = self._scorer.start
             scores = (
@@ -283,7 +283,7 @@ class Engine:
         self._running.put((planned, trees, scores))
 
     def _take_back(self) -> None:
-        """The work of the other threads: scores from the device to the requests."""
+        """Run a waiting thread: read scores from the device and hand them to their requests."""
         while (running := self._running.get()) is not None:
             planned, trees, scores = running
             try:
@@ -291,7 +291,7 @@ class Engine:
                 for ready, row in zip(trees, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)
-            except Exception as error:  # of the device: other batches may go well
+            except Exception as error:  # of the device: other batches may still succeed
                 fail_all(trees, error)
             done = {id(ready.made.tree) for ready in trees}
             with self._news:

@@ -1,4 +1,4 @@
-"""The fields of requests, checked: each error names the field, and says what was found and expected."""
+"""Reads and checks the fields of requests: each error names the field, the value found and the value expected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE = "the request"
 
 
 def _misspelt(name: str) -> Iterator[str]:
-    """Yield a name, and the names that one typing error makes of it: a letter more, less, other, or two swapped."""
+    """Yield a name and all its one-typo variants: a letter added, removed or replaced, or two letters swapped."""
     yield name
     for i in range(len(name) + 1):
         before, after = name[:i], name[i:]
@@ -63,9 +63,9 @@ _WORDS = ("user", "profile", "question", "history", "posts", "person", "annotato
 
 
 class Body(Mapping[str, Any]):
-    """The fields of a request, or of a call of a reward function, and how much it may hold.
+    """The fields of a request or of a reward function call, with size limits.
 
-    It notes which fields are looked at, so that the others can be told or refused.
+    The body records which fields are read; the unread fields can then be reported or refused.
     """
 
     def __init__(self, given: Mapping[str, Any], sizes: Sizes = UNLIMITED, where: str = WHERE) -> None:
@@ -82,11 +82,11 @@ class Body(Mapping[str, Any]):
         return len(self.given)
 
     def ignored(self) -> list[str]:
-        """Return the fields that nothing has looked at.
+        """Return the fields that nothing has read.
 
         Raises:
-          DataError: a field that tells whose reward it is, or nearly has its name, probably by a typing error; or one
-            that a chat template would read.
+          DataError: If an unread field names the user or profile, probably with a typo in its name, or if a chat
+            template would read the field.
         """
         names = [name for name in self.given if name not in self._read]
         for name in names:
@@ -105,10 +105,10 @@ def text(body: Body, name: str) -> str:
 
 
 def texts(body: Body, *names: str) -> list[str]:
-    """Return one or more texts, from the first of these fields that is there.
+    """Return one or more texts, from the first of these fields that is present.
 
     Raises:
-      TooLargeError: there are more than a request may ask scores for.
+      TooLargeError: If there are more texts than a request may score.
     """
     name, value = _first(body, names)
     if isinstance(value, str):
@@ -121,9 +121,10 @@ def texts(body: Body, *names: str) -> list[str]:
 
 
 def prompts(body: Body, *names: str, count: int) -> list[tuple[Message, ...]]:
-    """Return the prompt of each of `count` responses, from the first of these fields that is there.
+    """Return the prompt of each of `count` responses, from the first of these fields that is present.
 
-    A prompt is a text or a conversation, empty if the responses are whole ones. One prompt counts for all responses.
+    A prompt is a text or a conversation; it is empty if the responses are whole conversations. One prompt serves all
+    responses.
     """
     name, value = _first(body, names)
     if isinstance(value, list) and len(value) not in (1, count):
@@ -146,7 +147,7 @@ def _lists(value: object) -> bool:
 
 
 def prompt(value: object, name: str) -> tuple[Message, ...]:
-    """Return a prompt, which is a conversation or the text of a user."""
+    """Return a prompt from a conversation or from the text of a user."""
     return messages(value, name) if isinstance(value, list) else user_turn(value, name)
 
 
@@ -154,7 +155,7 @@ def user_turn(value: object, name: str) -> tuple[Message, ...]:
     """Return a prompt that is the text of a user.
 
     Raises:
-      DataError: a chat template has rendered it already, and it would be wrapped as a message again.
+      DataError: If a chat template has already rendered the text: it would be wrapped as a message again.
     """
     turn = fields.text(value, WHERE, name)
     if mark := template_mark(turn):
@@ -178,10 +179,10 @@ def messages(value: object, name: str) -> Messages:
 
 
 def responses(body: Body, *names: str) -> list[str]:
-    """Return one or more responses, texts or lists of messages, from the first of these fields that is there.
+    """Return one or more responses, texts or lists of messages, from the first of these fields that is present.
 
     Raises:
-      TooLargeError: there are more than a request may ask scores for.
+      TooLargeError: If there are more responses than a request may score.
     """
     name, value = _first(body, names)
     if not _lists(value):
@@ -201,12 +202,12 @@ def responses(body: Body, *names: str) -> list[str]:
 
 
 def context(body: Body) -> str:
-    """Return what a chat template is given beside the messages, as JSON; empty if there is nothing."""
+    """Return the chat template's inputs besides the messages (e.g. tools), as JSON; empty if there are none."""
     return read_context(body, body.where)
 
 
 def placed(prompt: Messages, response: str, given: str) -> tuple[Messages, str]:
-    """Return a prompt and its response with what a chat template is given beside them, as `context` returns it."""
+    """Return a prompt and its response with the chat template's other inputs attached, as `context` returns them."""
     if not given:
         return prompt, response
     if prompt:
@@ -215,7 +216,7 @@ def placed(prompt: Messages, response: str, given: str) -> tuple[Messages, str]:
 
 
 def _check_parts(value: object, name: str) -> None:
-    """Refuse more messages or posts than a request may hold, before any is read."""
+    """Raise TooLargeError for more messages or posts than a request may hold, before reading any of them."""
     if isinstance(value, list) and len(value) > PARTS:
         raise TooLargeError(f"{WHERE}: {name}: expected at most {PARTS:,} entries, found {len(value):,}")
 
@@ -224,7 +225,7 @@ def response_input(value: object, name: str) -> Messages:
     """Return the messages of an `input` of the Responses API.
 
     Raises:
-      DataError: it holds something else than messages of text.
+      DataError: If the input contains anything but messages of text.
     """
     turns = []
     for k, entry in enumerate(fields.sequence(value, WHERE, name)):
@@ -251,10 +252,10 @@ def _texts_of(content: object, name: str, types: Sequence[str]) -> str:
 
 
 def output_text(value: object, name: str) -> str:
-    """Return the text of an object of the Responses API: of all messages in its `output`.
+    """Return the text of a Responses API object: all messages in its `output`, joined.
 
     Raises:
-      DataError: it has no text, or its messages hold something else.
+      DataError: If the object has no text, or its messages contain anything but text.
     """
     given = fields.mapping(value, WHERE, name)
     parts = []
@@ -274,15 +275,15 @@ def output_text(value: object, name: str) -> str:
 
 
 def users(body: Body, count: int) -> list[str | None]:
-    """Return the user of each of `count` responses: `user_id` is one for all, or a list with one for each."""
+    """Return the user of each of `count` responses: `user_id` is one user for all, or a list of one per response."""
     value = body.get("user_id")
     return _of_each(body, value, isinstance(value, list), count, fields.optional_identifier, "user_id")
 
 
 def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
-    """Return the posts for each of `count` responses that the model sees.
+    """Return the profile posts that the model sees, for each of `count` responses.
 
-    `profile` is one list of posts, which is read once, or a list of such lists.
+    `profile` is one list of posts for all responses (read once), or a list of such lists.
     """
     value = from_json(body.get("profile"))
     if isinstance(value, str):
@@ -315,9 +316,9 @@ def _of_each(
 
 
 def column(body: Body, name: str, count: int) -> Sequence[Any]:
-    """Return a list with one entry of any kind for each response; Nones if the field is absent.
+    """Return a list with one entry of any type per response; Nones if the field is absent.
 
-    One response may have its entry without a list.
+    A single response may give its entry without a list.
     """
     value = body.get(name)
     if value is None:
@@ -330,10 +331,10 @@ def column(body: Body, name: str, count: int) -> Sequence[Any]:
 
 
 def label_fields(label: object, name: str, sizes: Sizes) -> Body:
-    """Return the fields of a label that is an object, or a text with an object in JSON; no fields for any other.
+    """Return the fields of a label that is an object, or an object as JSON text; any other label has no fields.
 
     Raises:
-      DataError: the label seems to say whose reward it is, but holds no object, or a field twice.
+      DataError: If the label mentions a user or profile but is not an object, or repeats a field.
     """
     where = f"{WHERE}: {name}"
     given = label
@@ -342,20 +343,20 @@ def label_fields(label: object, name: str, sizes: Sizes) -> Body:
         if not (
             written.lstrip().startswith(("{", "[")) and any(word in written.casefold() for word in _WORDS)
         ):
-            return Body({})  # the answer of a task, as a rule
+            return Body({})  # usually the reference answer of a task
         given = parse_json(written.encode("utf-8", "surrogatepass"), where=where, error=DataError)
     return Body(fields.mapping(given, WHERE, name), sizes, where)
 
 
 def no_profile(body: Body) -> None:
-    """Raise DataError for a profile where the prompt is rendered already."""
+    """Raise DataError for a profile if the prompt is already rendered."""
     if body.get("profile"):
         about = "a conversation that is rendered already takes no profile: send messages instead"
         fields.fail(body.where, "profile", about)
 
 
 def flag(body: Body, *names: str, default: bool = False) -> bool:
-    """Return true or false, from the one of these fields that is there."""
+    """Return true or false, from whichever of these fields is present."""
     given = {name: body[name] for name in names if body.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, bool):
@@ -379,7 +380,7 @@ def token_ids(value: object) -> np.ndarray | None:
     """Return token ids, int32; None if the value is not a list of integers.
 
     Raises:
-      DataError: a number outside the range of any vocabulary.
+      DataError: If a number is outside the range of any vocabulary.
     """
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return None

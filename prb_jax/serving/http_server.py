@@ -1,6 +1,6 @@
-"""The site of `prb serve` and `prb audit`: routes, who may ask, errors as answers, bodies, a log.
+"""The HTTP site of `prb serve` and `prb audit`: routes, access checks, error answers, request bodies and the log.
 
-Nothing that a client wrote stands in the log: one line of JSON for each request has its path, status and time.
+The log contains no text of a client: each request logs one line of JSON with its path, status and time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from prb_jax.serving.options import Limits
 CLIENT_LEFT: Final = 499
 """The status, in log and figures alone, of a request whose client left before the answer."""
 
-OTHER: Final = "other"  # the path, in log and figures, of requests for paths that do not exist
+OTHER: Final = "other"  # stands for all unknown paths in the log and the metrics
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RefusedError(Exception):
-    """A request that is answered with this status."""
+    """A request that the server refuses with this status."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -50,16 +50,16 @@ def make_site(
     headers: Mapping[str, str] | None = None,
     count: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> Starlette:
-    """Return an application in which every error is an answer, and every answer is logged.
+    """Return an application that turns every error into an answer and logs every answer.
 
     Args:
-      routes: by path, the method and the handler.
-      check: refuses a request before its handler sees it.
-      statuses: of errors, the first that fits; what is no user's error has 500.
-      failed: what clients are told where the status is 500 or more: the error's own message may hold texts.
-      unknown: what clients are told of a path or method that does not exist.
-      headers: of every answer.
-      count: is told path, status and seconds of every answer.
+      routes: Method and handler of each path.
+      check: Check that runs before the handler and raises to refuse a request.
+      statuses: Status of each error class; the first match counts. Errors without a match get 500.
+      failed: Message for clients if the status is 500 or more, because the error's own message may contain texts.
+      unknown: Message for clients that ask for an unknown path or method.
+      headers: Headers of every answer.
+      count: Callback for the path, status and seconds of every answer.
     """
 
     def answered(handle: Handler, *, name: str | None = None) -> Handler:
@@ -98,7 +98,7 @@ def make_site(
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str]) -> Response:
-    """Return the answer of every refusal."""
+    """Return the JSON answer for an error."""
     content = {"error": {"message": message, "code": status}}
     later = {"Retry-After": "1"} if status in (429, 503) else {}
     return JSONResponse(content, status_code=status, headers=later | dict(headers))
@@ -111,7 +111,7 @@ def log_answer(
     failure: BaseException | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print one line on standard error; an error of ours by its kind and place, as its message may hold texts."""
+    """Print one line on standard error. A failure shows only its type and place: its message may contain texts."""
     line = {"time": round(time.time(), 3), "path": path, "status": status, **(more or {})}
     line["ms"] = round(1e3 * seconds, 1)
     if failure is not None:
@@ -124,7 +124,7 @@ def log_answer(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -132,20 +132,20 @@ def is_loopback(host: str) -> bool:
 
 
 def local_names(host: str) -> frozenset[str]:
-    """Return the names by which clients call a server that this machine alone can reach, at this address."""
+    """Return the names that clients use for a loopback-only server at this address."""
     return frozenset({"localhost", "127.0.0.1", "::1", host})
 
 
 def bearer(request: Request) -> str:
-    """Return the token that a request carries; empty for none."""
+    """Return the token of a request; empty if there is none."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer":
         return ""
-    return token.strip().encode("latin-1").decode("utf-8", "surrogateescape")  # the bytes that were sent
+    return token.strip().encode("latin-1").decode("utf-8", "surrogateescape")  # the bytes as sent
 
 
 def same_token(given: str, token: str) -> bool:
-    """Whether two tokens are equal, in a time that does not tell where they differ."""
+    """Return whether two tokens are equal; the time taken does not reveal where they differ."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
 
 
@@ -157,19 +157,19 @@ def check_token(request: Request, token: str) -> None:
 
 
 def check_site(request: Request, hosts: frozenset[str] | None) -> None:
-    """Refuse what another site asks the browser to send, also under a name of its own for this machine.
+    """Refuse requests that another site makes the browser send, even under another host name for this machine.
 
-    `hosts` are the names by which clients may call the server, None for any. A program, unlike a page, has no origin.
+    `hosts` are the names that clients may use for the server; None allows any. Programs, unlike pages, send no origin.
 
     Raises:
-      RefusedError: 421 for another name, 403 for another site.
+      RefusedError: With status 421 for another name, 403 for another site.
     """
     host = request.headers.get("host", "")
     if hosts is not None and _split(f"//{host}")[0] not in hosts:
         raise RefusedError(421, "expected a request to this machine by its own name, as 127.0.0.1")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
-            return  # a link on another site, which may lead here
+            return  # links on other sites may lead here
         raise RefusedError(403, "expected a request from the page of this server")
     origin = request.headers.get("origin")
     if origin is not None and _split(origin)[1] != host:
@@ -177,7 +177,7 @@ def check_site(request: Request, hosts: frozenset[str] | None) -> None:
 
 
 def _split(url: str) -> tuple[str | None, str | None]:
-    """The host of a URL, and the host with its port; Nones for what is no URL."""
+    """Return the host of a URL, and the host with its port; Nones if the URL is invalid."""
     try:
         parts = urlsplit(url)
         return parts.hostname, parts.netloc
@@ -186,17 +186,17 @@ def _split(url: str) -> tuple[str | None, str | None]:
 
 
 def check_json(request: Request) -> None:
-    """Raise RefusedError(415) for a body that is not said to be JSON: any site's page may send other types unasked."""
+    """Raise RefusedError(415) unless the content type is JSON: browsers send other types cross-site without asking."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         header = "in the header 'Content-Type: application/json'"
         raise RefusedError(415, f"expected a body of the type application/json, {header}")
 
 
 async def read_bytes(request: Request, limits: Limits) -> bytes:
-    """Return the body of a request, which was not read yet.
+    """Return the body of a request, still unread.
 
     Raises:
-      RefusedError: it is too long (413), or comes too late (408).
+      RefusedError: If the body is too long (413) or arrives too late (408).
     """
     most, data = limits.bytes, bytearray()
     declared = request.headers.get("content-length", "0")

@@ -1,4 +1,4 @@
-"""Scores of responses, each with its prompt and its user, by anything that scores."""
+"""Scores single responses, with their prompts and users, by any kind of scorer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from prb_jax.behaviour.judges.options import JudgeOptions
 
-JUDGED_AT_ONCE = 32  # requests to the endpoint of a judge at a time
+JUDGED_AT_ONCE = 32  # concurrent requests to the endpoint of a judge
 
 ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
 """Gives the score of each item, or why it has none."""
@@ -37,16 +37,16 @@ def open_reward(
     history: Sequence[Comparison] | Path | None = None,
     judge: JudgeOptions | None = None,
 ) -> Scorer:
-    """Open whatever gives numbers for responses.
+    """Open a scorer that gives a number for each response.
 
     Args:
-      model: what `prb_jax.evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint; `pairs:MODEL`
-        compares the responses of a prompt with each other.
-      history: what a fitted method of personalisation knows of the users.
-      judge: how a judge is asked.
+      model: Any model that `prb_jax.evaluate` accepts, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
+        `pairs:MODEL` compares the responses of a prompt with each other.
+      history: Comparisons of the users, or a folder of their states, for a fitted method of personalisation.
+      judge: Options of a judge.
 
     Raises:
-      RunError: a judge that needs the true rubric, which no request has; or as :func:`prb_jax.evaluate`.
+      RunError: If a judge needs the true rubric, because no request contains one; or see :func:`prb_jax.evaluate`.
     """
     from prb_jax.behaviour.judges.options import RUBRIC, is_judge, parse_judge
 
@@ -72,17 +72,18 @@ def open_item_scorer(
     history: Sequence[Comparison] | Path | None = None,
     judge: JudgeOptions | None = None,
 ) -> ItemScorer:
-    """Return what scores items.
+    """Return a function that scores items.
 
     Args:
-      model, history, judge: as of :func:`open_reward`; or the URL of a running `prb serve`.
-      mesh: devices of a model that is loaded by name, as of :func:`prb_jax.load`. A model that is loaded has to be on
-        the devices of this mesh.
-      view: what is shown of an item, for models that read tokens alone.
-      batch_tokens: tokens computed at a time, about; for reward models alone.
+      model, history, judge: See :func:`open_reward`; the model may also be the URL of a running `prb serve`.
+      mesh: Devices for a model given by name; see :func:`prb_jax.load`. A loaded model must already be on the devices
+        of this mesh.
+      view: Options for the parts of an item that the model sees; only for models that read tokens.
+      batch_tokens: Approximate tokens per batch; only for reward models.
 
     Raises:
-      RunError: a choice that has no effect on this model, or a model on other devices; or as :func:`open_reward`.
+      RunError: If an option has no effect on this model, or the model is on other devices; or see
+        :func:`open_reward`.
     """
     placed = getattr(model, "mesh", None)
     if mesh is not None and placed is not None:
@@ -96,7 +97,7 @@ def open_item_scorer(
             )
         mesh = None
     scorer = open_reward(model, LoadOptions(mesh=mesh), history=history, judge=judge)
-    if not isinstance(scorer, ScoreClient):  # which starts no JAX
+    if not isinstance(scorer, ScoreClient):  # a ScoreClient does not start JAX
         from prb_jax.scoring.reward_model import RewardModel
 
         if isinstance(scorer, RewardModel):
@@ -109,10 +110,10 @@ def open_item_scorer(
 def comparison_scores(
     scorer: Scorer, view: ViewOptions, *, batch_tokens: int | None = None
 ) -> tuple[ItemScorer, View]:
-    """Return what scores items by the comparisons that they make, and what the scorer is shown of them.
+    """Return a function that scores items as comparisons, and the view that the scorer has of them.
 
     Raises:
-      RunError: a choice that has no effect on this scorer.
+      RunError: If an option has no effect on this scorer.
     """
     options = ({} if scorer.uses else asdict(view)) | {"batch_tokens": batch_tokens}
     if given := [name for name, value in options.items() if value is not None]:
@@ -144,7 +145,7 @@ def comparison_scores(
 
 
 def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
-    """Raise RunError for what a judge cannot do as a reward."""
+    """Raise RunError for options that a judge cannot use as a reward."""
     if view.protocol is not None:
         raise RunError(
             f"protocol: {judge.identity()['name']} has prompts of its own: leave it out; pairs:MODEL compares the "

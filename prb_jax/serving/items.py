@@ -1,4 +1,4 @@
-"""What is scored, one response each, as text or as token ids; and how several of them become trees."""
+"""Items to score: one response each, as text or token ids. Also builds trees from several items."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from prb_jax.scoring.reader import Reader  # which imports jax
+    from prb_jax.scoring.reader import Reader  # imports jax
 
-NAME = "request"  # what messages about a comparison of a request call it
+NAME = "request"  # name of a request's comparison in messages
 
 MESSAGE = 100
 """Characters that could be tokenised while a chat template renders one message, whatever its length."""
@@ -26,7 +26,7 @@ MESSAGE = 100
 
 @dataclass(frozen=True)
 class ChatItem:
-    """A response to a prompt, the conversation before it; user and profile are as of a comparison."""
+    """A response to a prompt (the conversation before it); user and profile mean the same as in a comparison."""
 
     prompt: tuple[Message, ...]
     response: str
@@ -37,12 +37,12 @@ class ChatItem:
 
 @dataclass(frozen=True)
 class RenderedItem:
-    """A whole conversation as the client rendered it, text or token ids, read at its last token."""
+    """A whole conversation as rendered by the client, text or token ids; its score is read at the last token."""
 
     content: str | Sequence[int] | np.ndarray
     special_tokens: bool = True  # whether the tokenizer adds its special tokens around a text
-    ended: bool = False  # whether the tokenizer's end-of-text token is put behind a text, once
-    # only the last so many tokens are read; -1 for the longest conversation that the server takes
+    ended: bool = False  # whether a text ends with exactly one end-of-text token of the tokenizer
+    # only this many last tokens are read; -1 means the longest conversation that the server accepts
     keep: int | None = None
     user_id: str | None = None
 
@@ -52,9 +52,9 @@ Item = ChatItem | RenderedItem
 
 @dataclass(frozen=True)
 class Score:
-    """The score of an item, and the tokens of its whole conversation.
+    """The score of an item, and the number of tokens of its whole conversation.
 
-    It is truncated where something of prompt or profile was left out to keep the length limit.
+    `truncated` is True if prompt or profile was shortened to keep the length limit.
     """
 
     value: float
@@ -66,18 +66,18 @@ Scores = list[Score | PrbError]
 
 
 class NotFiniteError(DataError):
-    """The model gives no finite number for a response."""
+    """The model's score of a response is not finite."""
 
 
 @dataclass(frozen=True, eq=False)
 class ItemTree:
-    """A tree of some of the items, with the place of the item of each response."""
+    """A tree of some items, with the index of the item of each response."""
 
     members: tuple[int, ...]
     tree: Tree
 
     def apart(self) -> list[ItemTree]:
-        """Return a tree of each response alone."""
+        """Return one tree per response."""
         parts = zip(self.members, self.tree.responses, self.tree.read, strict=True)
         return [
             ItemTree((member,), replace(self.tree, responses=(response,), read=(read,)))
@@ -85,7 +85,7 @@ class ItemTree:
         ]
 
     def scores(self, values: np.ndarray) -> Scores:
-        """Return the score of each member, from those of the tree."""
+        """Return the score of each member, from the scores of the tree."""
         prefix, cut = len(self.tree.prefix), self.tree.truncation.any
         return [
             Score(value, prefix + len(response), cut)
@@ -99,7 +99,7 @@ class ItemTree:
 class TreeMaker:
     """Makes trees of items: responses to one prompt, for one user with one profile, become one tree.
 
-    A tree has `most` responses at most, and for an encoder one.
+    A tree has at most `most` responses; for an encoder, one.
     """
 
     reader: Reader
@@ -109,12 +109,12 @@ class TreeMaker:
     def make_trees(
         self, items: Sequence[Item], requests: Sequence[object] | None = None
     ) -> tuple[list[ItemTree], dict[int, PrbError]]:
-        """Return trees of the items, and by place why an item has none.
+        """Return trees of the items, and the errors of items without a tree by index.
 
         Args:
           items: Items of one or several requests.
-          requests: Request of each item; None for one request. What becomes of an item does not depend on items of
-            other requests.
+          requests: Request of each item; None if all belong to one request. The result of an item does not depend on
+            items of other requests.
         """
         trees: list[ItemTree] = []
         errors: dict[int, PrbError] = {}
@@ -130,14 +130,14 @@ class TreeMaker:
                 of_requests: dict[object, list[int]] = {}
                 for place in places:
                     of_requests.setdefault(requests and requests[place], []).append(place)
-                # a prompt is cut to fit the longest response of its tree, which must not be another client's
+                # a prompt is cut to fit the longest response of its tree; another client's must not cause a cut
                 if isinstance(tree, Tree) and (len(of_requests) == 1 or not tree.truncation.any):
                     trees.append(ItemTree(tuple(places), tree))
                 elif len(of_requests) > 1:
                     smaller += of_requests.values()
                 elif not isinstance(tree, Tree) and len(places) == 1:
                     errors[places[0]] = tree
-                else:  # they have no tree together, though some of them may have one
+                else:  # not all of them fit one tree, but parts may
                     middle = len(places) // 2
                     smaller += [places[:middle], places[middle:]]
             groups = smaller
@@ -147,12 +147,12 @@ class TreeMaker:
                     trees.append(ItemTree((place,), self._read_rendered(item)))
                 except PrbError as error:
                     errors[place] = error
-        if isinstance(self.reader.tokenizer, PairTokenizer):  # each response is computed with its prompt
+        if isinstance(self.reader.tokenizer, PairTokenizer):  # an encoder reads each response with its prompt
             trees = [one for made in trees for one in made.apart()]
         return trees, errors
 
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
-        """The tree of each group, or why it has none, in one call of the tokenizer if that is possible."""
+        """Return the tree of each group, or its error, in one call of the tokenizer if possible."""
         try:
             self._refuse_rendered(groups)
             comparisons = [as_comparison(group) for group in groups]
@@ -162,7 +162,7 @@ class TreeMaker:
         return [self._readable(*pair) for pair in zip(comparisons, encoded, strict=True)]
 
     def _refuse_rendered(self, groups: Sequence[Sequence[Item]]) -> None:
-        """Raise DataError for a prompt of one text that this model's template has rendered already."""
+        """Raise DataError for a prompt of one text that this model's chat template has already rendered."""
         marks = getattr(self.reader.tokenizer, "turn_marks", ())
         for item in (group[0] for group in groups):
             if isinstance(item, ChatItem) and len(item.prompt) == 1 and not item.prompt[0].fields:
@@ -174,7 +174,7 @@ class TreeMaker:
                     )
 
     def _readable(self, comparison: Comparison, tree: Tree | TooLongError) -> Tree | PrbError:
-        """A tree with the soft prompt of its user, or why the model cannot read it."""
+        """Return the tree with the soft prompt of its user, or the error if the model cannot read the tree."""
         if isinstance(tree, TooLongError):
             return tree
         prompts = self.reader.prompts
@@ -219,7 +219,7 @@ class _Numbers:
 
 
 def alike(items: Sequence[Item]) -> list[list[int]]:
-    """Return the places of responses: those to one prompt, for one user with one profile, together."""
+    """Return indices of chat items, grouped by prompt, user and profile."""
     number, together = _Numbers(), dict[object, list[int]]()
     for place, item in enumerate(items):
         if isinstance(item, ChatItem):
@@ -230,16 +230,16 @@ def alike(items: Sequence[Item]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some items of a request, which are read at a time, and about how many characters that takes."""
+    """Some items of a request that are read together, and their approximate characters."""
 
     places: list[int]
     characters: int
 
 
 def pieces(items: Sequence[Item], *, most: int, characters: int) -> list[Piece]:
-    """Divide the items of a request into pieces of about so many characters.
+    """Divide the items of a request into pieces of about `characters` characters.
 
-    Responses that may become one tree stay together, `most` of them at most.
+    Responses that may become one tree stay together, up to `most` of them.
     """
     groups = [
         places[start : start + most] for places in alike(items) for start in range(0, len(places), most)
@@ -262,28 +262,28 @@ def pieces(items: Sequence[Item], *, most: int, characters: int) -> list[Piece]:
 
 
 def _cost(item: Item) -> int:
-    """What reading an item costs besides the texts that it shares with others, in characters."""
+    """Return the cost of reading an item, in characters, without the texts that it shares with other items."""
     if isinstance(item, ChatItem):
         return len(item.response) + MESSAGE * (len(item.prompt) + 1)
     return len(item.content) + MESSAGE
 
 
 def part_characters(part: Message | Post) -> int:
-    """Return the characters of a message, or of what is shown of a post."""
+    """Return the characters of a message, or of the shown parts of a post."""
     if isinstance(part, Message):
         return len(part.content) + len(part.context)
     return len(part.text) + len(part.category)
 
 
 def numbered(error: PrbError, place: int, count: int) -> PrbError:
-    """Return the error of one response of a request, which names the response if there are several."""
+    """Return the error of one response; it names the response if the request has several."""
     if count > 1:
         error.args = (f"response {place}: {error}",)
     return error
 
 
 def as_comparison(items: Sequence[Item], *, name: str = NAME) -> Comparison:
-    """Return a comparison of responses to one prompt, so that the prompt is read once."""
+    """Return a comparison of responses to one prompt, to read the prompt only once."""
     chats = [item for item in items if isinstance(item, ChatItem)]
     first = chats[0]
     return Comparison(

@@ -23,9 +23,9 @@ class BusyError(PrbError):
 
 @dataclass(eq=False)
 class Job:
-    """The items of one request; `done` is cancelled when nobody waits for them any more.
+    """The items of one request; `done` is cancelled when the client no longer waits.
 
-    ``pieces`` are those of which no trees were made yet.
+    ``pieces`` are the pieces still without trees.
     """
 
     items: Sequence[Item]
@@ -34,7 +34,7 @@ class Job:
     scores: dict[int, Score] = field(default_factory=dict)
 
     def add(self, place: int, score: Score | PrbError) -> None:
-        """Note the score of an item. Without one the request is refused, and the rest of its work is not done."""
+        """Record the score of an item. An error instead of a score fails the request and skips its remaining work."""
         if isinstance(score, PrbError):
             self.fail(numbered(score, place, len(self.items)))
             return
@@ -57,8 +57,8 @@ Taken = list[tuple[Job, Piece]]
 class WaitingTree:
     """A tree that waits for the device, with the owners of its responses.
 
-    ``fresh`` counts its tokens beyond those that the tree before it begins with too; a ``large`` one is of a large
-    request.
+    ``fresh`` counts its tokens beyond the prefix that it shares with the tree before it. ``large`` is True for a tree
+    of a large request.
     """
 
     made: ItemTree
@@ -68,7 +68,7 @@ class WaitingTree:
 
     @property
     def leans(self) -> bool:
-        """Whether more than half of it is computed for the tree before it, so that they belong into one batch."""
+        """Whether the tree before it computes more than half of this tree; both then belong in one batch."""
         return 2 * self.fresh < self.made.tree.tokens
 
     @property
@@ -77,7 +77,7 @@ class WaitingTree:
 
 
 def take(jobs: deque[Job], most: int) -> Taken:
-    """Take a piece of each job in turn, until these have so many characters. Jobs that nobody wants any more go."""
+    """Take a piece of each job in turn, until the pieces have `most` characters; drop finished or cancelled jobs."""
     taken: Taken = []
     size = 0
     while jobs and size < most:

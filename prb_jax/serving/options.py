@@ -1,4 +1,4 @@
-"""The options of `prb serve`, and its limits for clients. No JAX is imported."""
+"""The options of `prb serve`, and its limits for clients. This module does not import JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prb_jax.text.view import ViewOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a client may ask for."""
+    """Limits on the requests of clients."""
 
     bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
     items: int = option(1024, "responses of a request", least=1, flag="max-items")
@@ -28,8 +28,8 @@ class ServeOptions:
     """Where, to whom and how a model is served.
 
     Attributes:
-      token: that clients must send; None for none.
-      judge: how a judge is asked.
+      token: Token that clients must send; None requires no token.
+      judge: Options of a judge.
     """
 
     host: str = option(

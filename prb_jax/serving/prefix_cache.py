@@ -1,4 +1,4 @@
-"""Keys and values of the beginnings of recent conversations, found by their token ids."""
+"""Cache of keys and values for prefixes of recent conversations, found by their token ids."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 
 from prb_jax.trees.continued import PAGE, Page
 
-_Key = tuple[int, bytes]  # number of the page before it, 0 for none, and token ids
+_Key = tuple[int, bytes]  # number of the preceding page (0 if none), and token ids
 
 
 class PrefixCache:
-    """Pages of keys and values; those go first that were not asked for longest. Threads may share it.
+    """Pages of keys and values; the least recently used pages are evicted first. Thread-safe.
 
-    A page is known by its token ids and those of all pages before it.
+    The key of a page is its token ids and the token ids of all pages before it.
 
     Args:
-      most: bytes that are held at most.
+      most: Maximum number of bytes in the cache.
 
     Attributes:
-      bytes: bytes that are held.
+      bytes: Number of bytes in the cache.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
-        self._pages: OrderedDict[_Key, tuple[int, Page]] = OrderedDict()  # those asked for last stand last
+        self._pages: OrderedDict[_Key, tuple[int, Page]] = OrderedDict()  # most recently used pages last
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -36,15 +36,15 @@ class PrefixCache:
         return len(self._pages)
 
     def find(self, ids: np.ndarray, *, most: int) -> list[Page]:
-        """Return the pages of the beginning of these ids, int32 [n], of at most so many tokens."""
+        """Return the cached pages of the prefix of these ids, int32 [n], up to `most` tokens."""
         with self._lock:
             found = self._walk(ids, min(len(ids), most) // PAGE)
             return [page for _, page in found.values()]
 
     def put(self, ids: np.ndarray, pages: Sequence[Page]) -> None:
-        """Hold the pages of the beginning of these ids, all from the first one on.
+        """Add the pages of the prefix of these ids, starting with the first page.
 
-        A page with a value that is not finite is not held, nor is what follows it: it would spoil all that begins so.
+        A page with a value that is not finite is skipped with all later pages: it would spoil every score after it.
         """
         with self._lock:
             known = self._walk(ids, len(pages))
@@ -65,7 +65,7 @@ class PrefixCache:
                 self.bytes -= page.bytes
 
     def _walk(self, ids: np.ndarray, most: int) -> dict[_Key, tuple[int, Page]]:
-        """The pages of this beginning that are held, in order; they are the last ones to go now."""
+        """Return the cached pages of this prefix, in order, and mark them as the most recently used."""
         found: dict[_Key, tuple[int, Page]] = {}
         before = 0
         for place in range(most):
@@ -78,7 +78,7 @@ class PrefixCache:
         return found
 
     def _touch(self, chain: Sequence[_Key]) -> None:
-        """No page goes before one that follows it, so that each one is found."""
+        """Mark pages as used, later pages first: a page is then never evicted before the pages that follow it."""
         for key in reversed(chain):
             self._pages.move_to_end(key)
 

@@ -1,7 +1,7 @@
-"""Bodies of requests, read: small ones at once, and large ones in a process of its own.
+"""Reads the bodies of requests: small bodies here, large bodies in a separate process.
 
-Reading many megabytes of JSON would stop all other requests, since Python does one thing at a time. What the other
-process returns is small: the items to score, within the sizes that the server allows.
+Parsing many megabytes of JSON would block all other requests, because Python runs one thread at a time. The separate
+process returns little: the items to score, within the size limits of the server.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.serving.sizes import UNLIMITED, Sizes
 
 LARGE: Final = (
-    50_000  # bytes of a body from which on another process reads it: here it would take up to 40 ms
+    50_000  # bodies from this many bytes go to a separate process: reading them here takes up to 40 ms
 )
 LARGEST: Final = (
-    1_000_000  # bytes from which on a second one does, for which those of fewer bytes do not wait
+    1_000_000  # bodies from this many bytes go to a second process, and smaller ones do not wait for them
 )
 
 _PROGRAM: Final = (
@@ -39,7 +39,7 @@ def parse_body(data: bytes, sizes: Sizes = UNLIMITED) -> Body:
     """Return the JSON object that a request carries.
 
     Raises:
-      DataError: it is no JSON object.
+      DataError: If the body is not a JSON object.
     """
     body = parse_json(data, where=WHERE, error=DataError)
     if not isinstance(body, dict):
@@ -48,10 +48,10 @@ def parse_body(data: bytes, sizes: Sizes = UNLIMITED) -> Body:
 
 
 def understand(path: str, data: bytes, sizes: Sizes) -> ScoreRequest:
-    """Return what a request to one of the `ROUTES` asks for.
+    """Parse a request to one of the `ROUTES`.
 
     Raises:
-      DataError: a field that is wrong; TooLargeError for a request that holds too much.
+      DataError: If a field is wrong; TooLargeError if the request is too large.
     """
     body = parse_body(data, sizes)
     wanted = ROUTES[path](body)
@@ -60,34 +60,34 @@ def understand(path: str, data: bytes, sizes: Sizes) -> ScoreRequest:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names for a header; the ones that would not fit into it are counted."""
+    """Return field names for a header; names that do not fit are only counted."""
     plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= 64][:20]
     more = len(names) - len(plain)
     return ", ".join([*plain, *([f"and {more} more"] if more else [])])
 
 
 class RequestReader:
-    """Understands requests, and large ones in other processes."""
+    """Parses requests, large ones in other processes."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self._large, self._largest = _Process(sizes), _Process(sizes)
 
     async def read(self, path: str, data: bytes) -> ScoreRequest:
-        """As :func:`understand`."""
+        """Parse a request; see :func:`understand`."""
         if len(data) < LARGE:
             return understand(path, data, self._sizes)
         process = self._large if len(data) < LARGEST else self._largest
         return await asyncio.wrap_future(process.thread.submit(process.understand, path, data))
 
     def close(self) -> None:
-        """End the other processes, whatever they read."""
+        """End the other processes, even in the middle of a request."""
         for process in (self._large, self._largest):
             process.close()
 
 
 class _Process:
-    """Another process, which starts with its first request, and the thread that waits for it."""
+    """A process that starts with its first request, and the thread that waits for it."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
@@ -103,7 +103,7 @@ class _Process:
             _send((path, data), self._process.stdin)
             assert self._process.stdout is not None
             answer = pickle.load(self._process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:  # it was killed, perhaps for its memory
+        except (OSError, EOFError, pickle.UnpicklingError) as error:  # it was killed, perhaps out of memory
             with self._process as ended:
                 ended.kill()
             self._process = None
@@ -125,9 +125,9 @@ def _send(value: object, pipe: IO[bytes] | None) -> None:
 
 
 def work() -> None:
-    """The other process: reads requests from its standard input until that is closed."""
+    """Run the other process: read requests from standard input until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches this process too
-    gc.disable()  # nothing here refers to itself, and looking for that would double the time
+    gc.disable()  # requests never form reference cycles, and searching for them would double the time
     received = sys.stdin.buffer
     sizes = pickle.load(received)
     while True:

@@ -1,6 +1,6 @@
-"""Whatever scores as the reward function of RL trainers, each of which calls it in its own way.
+"""Reward functions for RL trainers, from any scorer. Each trainer has its own calling convention.
 
-A model is opened at the first call, once in each process: trainers with pools of processes send the function itself. A
+A model is opened at the first call, once per process: trainers with process pools pickle the function itself. A
 process that is forked after JAX has started cannot use JAX.
 """
 
@@ -42,9 +42,9 @@ _QUESTION_KEYS: Final = ("query", "question", "prompt")
 _OF_USER: Final = ("user_id", "profile", "profile_order")
 _REQUIRED: Final = ("user_id", "profile")
 
-_opened: dict[bytes, ItemScorer] = {}  # by what they were opened of: one in this process
+_opened: dict[bytes, ItemScorer] = {}  # scorers of this process, by model and options
 _opening = threading.Lock()
-_is_forked = False  # JAX had started in the process that this one was forked of
+_is_forked = False  # whether JAX had started in the parent before this process was forked
 
 
 def _after_fork() -> None:
@@ -74,18 +74,18 @@ def reward_fn(
     """Return a reward function for TRL, tunix, verl, AReaL, OpenRLHF, ms-swift and verifiers.
 
     Args:
-      model: gives the rewards: a :class:`prb_jax.RewardModel`, or anything else that :func:`prb_jax.evaluate` takes (a
-        path or hub id, a baseline, a fitted method of personalisation, a function), a judge (`judge:MODEL`, or
-        `judge:URL#NAME` at an endpoint), or the URL of a running `prb serve`. A function made of a path, a name or a
-        URL can be pickled: each other process opens the model once. A path or a hub id is opened at the first call.
-      name: under which trainers log it (``__name__``); several rewards of one training need several names.
-      empty: the reward of an empty completion, which no model reads; without it such a completion is an error.
-      require: which of "user_id" and "profile" each completion must have; one without it is an error.
-      profile_posts, protocol, max_length, batch_tokens: as of :meth:`RewardModel.score`.
-      mesh: devices of the model, as of :func:`prb_jax.load`; or the mesh of a learner, whatever its axes are called,
-        whose devices hold the reward model too. The model is then opened now, and cannot go to another process.
-      history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
-      judge: how a judge is asked.
+      model: Source of the rewards: a :class:`prb_jax.RewardModel`, or anything else that :func:`prb_jax.evaluate`
+        accepts (a path or hub id, a baseline, a fitted method of personalisation, a function). Also a judge
+        (`judge:MODEL`, or `judge:URL#NAME` at an endpoint), or the URL of a running `prb serve`. With a path, name or
+        URL the function can be pickled: each other process opens the model once, a path or hub id at the first call.
+      name: Name in the logs of trainers (``__name__``); several rewards of one training need different names.
+      empty: Reward of an empty completion, because no model reads one. If None, an empty completion is an error.
+      require: Required fields of each completion, from "user_id" and "profile"; a missing field is an error.
+      profile_posts, protocol, max_length, batch_tokens: See :meth:`RewardModel.score`.
+      mesh: Devices of the model; see :func:`prb_jax.load`. Or the mesh of a learner, with any axis names: its devices
+        then also hold the reward model, which is opened now and cannot go to another process.
+      history: Comparisons of the users, or a folder of their states, for a fitted method of personalisation.
+      judge: Options of a judge.
     """
     view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
     opening = {"view": view, "batch_tokens": batch_tokens, "mesh": mesh, "history": history, "judge": judge}
@@ -93,39 +93,39 @@ def reward_fn(
 
 
 class RewardFunction:
-    """Callable as each of the trainers calls it; completions of one prompt are scored together.
+    """A callable with the signatures of all trainers; completions of one prompt are scored together.
 
     TRL: ``f(prompts=..., completions=..., **columns)`` gives a list of floats; the columns `user_id` and `profile` of
-    the data are the users. tunix and MaxText call alike, with arrays and rendered prompts: a column `question` is read
-    instead.
+    the data give the users. tunix and MaxText call the same way, with arrays and rendered prompts: the column
+    `question` replaces the prompt.
 
     verl: ``f(data_source=..., solution_str=..., ground_truth=..., extra_info=...)``, also by position, gives a float;
-    `extra_info` holds the question as `query`, `question` or `prompt`, and may hold `user_id` and `profile`. Its batch
-    manager calls with ``solution_strs=..., extra_infos=...`` and is given a list.
+    `extra_info` contains the question as `query`, `question` or `prompt`, and optionally `user_id` and `profile`. The
+    batch manager calls with ``solution_strs=..., extra_infos=...`` and gets a list.
 
     AReaL: ``f(prompt, completion, prompt_ids, completion_ids, **columns)`` gives a float. The prompt is rendered: the
-    column `messages` or `question` is read instead, and an end-of-text token behind the completion is left out.
+    column `messages` or `question` replaces it. A trailing end-of-text token of the completion is removed.
 
-    OpenRLHF: ``f(queries, prompts, labels)``, as ``reward_func`` of a file, gives what `/get_reward` of `prb serve`
-    answers; a label is an object {question, user_id, profile}, or JSON of one.
+    OpenRLHF: ``f(queries, prompts, labels)``, the ``reward_func`` of a file, returns the same answer as `/get_reward`
+    of `prb serve`. A label is an object {question, user_id, profile}, or its JSON text.
 
     ms-swift: ``f(completions, messages=..., **columns)`` gives a list; the messages end with the completion.
 
     verifiers: ``f(prompt=..., completion=..., answer=..., state=..., info=...)``, a function of a `Rubric`, gives a
-    float; `info` may hold `user_id`, `profile` and `tools`. From its version 0.4, ``f(task, trace)``, as ``score`` of a
-    ``vf.Judge`` is called, gives a float: of the trace's last conversation, with the tools that were seen in it; fields
-    of the task may be `user_id`, `profile` and `profile_order`.
+    float; `info` may contain `user_id`, `profile` and `tools`. From version 0.4, ``f(task, trace)``, the signature of
+    ``score`` of a ``vf.Judge``, gives a float for the last conversation of the trace, with the tools that appear in it.
+    The task may have the fields `user_id`, `profile` and `profile_order`.
 
     Raises (when called):
-      RunError: the process was forked after JAX had started.
-      DataError: a completion that has no reward; the message names it. There is no default reward. A prompt that a
-        chat template has rendered already, which would be wrapped as a user's message again.
+      RunError: If the process was forked after JAX had started.
+      DataError: If a completion has no reward; the message names the completion, and no default replaces it. Also if
+        a chat template has already rendered a prompt: it would be wrapped as a user's message again.
     """
 
     def __init__(
         self, model: Model, *, name: str, empty: float | None, require: Sequence[str], **opening: Any
     ) -> None:
-        """Open what starts no JAX, and check the names of other models."""
+        """Open models that do not start JAX now; for other models only check the name."""
         if unknown := [field for field in require if field not in _REQUIRED]:
             raise RunError(f"require: expected {' or '.join(_REQUIRED)}, found {quote(unknown[0])}")
         self.__name__, self._empty, self._require = name, empty, tuple(require)
@@ -148,11 +148,11 @@ class RewardFunction:
 
     @property
     def _on_devices(self) -> bool:
-        """Whether it was given devices of this process, and no text."""
+        """Whether the mesh consists of devices of this process, instead of a text."""
         return not isinstance(self._options.get("mesh"), str | None)
 
     def _open(self) -> ItemScorer:
-        """Return the scorer, which is opened once in a process."""
+        """Return the scorer; each process opens it once."""
         if _is_forked and self._starts_jax:
             raise RunError(
                 f"{WHERE}: this process was forked after JAX had started in its parent, and would wait for ever: run "
@@ -175,7 +175,7 @@ class RewardFunction:
         return vars(self) | {"_scorer": None}
 
     def __call__(self, *args: Any, **columns: Any) -> Any:
-        """Return the rewards in the form of the trainer that calls."""
+        """Return the rewards in the form that the calling trainer expects."""
         given = [_listed(value) for value in args]
         lists = bool(given) and all(isinstance(value, list) for value in given)
         call = fields.Body(columns, where=WHERE)
@@ -245,7 +245,7 @@ class RewardFunction:
 
 
 def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """Return the items of a call of TRL or tunix: columns of equal length, and values of the whole call."""
+    """Return the items of a TRL or tunix call: columns of equal length, and values for the whole call."""
     prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
     if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
         raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
@@ -271,7 +271,7 @@ def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
     prompt, profile = _first(extra, _QUESTION_KEYS), from_json(extra.get("profile"))
     if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
-    if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
+    if isinstance(profile, str) and isinstance(prompt, str):  # the format of the paper's training data
         prompt, extra = (
             prompt + profile,
             fields.Body({**extra, "profile": None}, where=f"{WHERE}: extra_info"),
@@ -280,7 +280,7 @@ def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
 
 
 def _swift_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """Return the items of a call of ms-swift: its messages end with the completion, or stand before it."""
+    """Return the items of an ms-swift call; its messages end with the completion, or just before it."""
     completions, messages = _listed(columns["completions"]), _listed(columns["messages"])
     if not isinstance(messages, list | tuple) or len(messages) != len(completions):
         raise DataError(
@@ -301,7 +301,7 @@ def _swift_items(columns: Mapping[str, Any]) -> list[ChatItem]:
 
 
 def _verifiers_item(call: fields.Body) -> ChatItem:
-    """Return the item of a call of a rubric of verifiers; `info` says whose reward it is."""
+    """Return the item of a verifiers rubric call; `info` gives the user and the profile."""
     prompt, completion, info = call.get("prompt"), call["completion"], from_json(call.get("info"))
     for name in ("answer", "state", "task"):
         call.get(name)
@@ -313,9 +313,9 @@ def _verifiers_item(call: fields.Body) -> ChatItem:
 
 
 def _trace_item(task: Any, trace: Any) -> ChatItem:
-    """Return the item of a judge of verifiers 0.4: the last conversation of a trace, for the person of the task."""
+    """Return the item of a verifiers 0.4 judge: the last conversation of a trace, for the user of the task."""
     about = task.model_dump()
-    about.pop("prompt", None)  # at the beginning of the trace, as the harness wrote it
+    about.pop("prompt", None)  # the trace already begins with the prompt, as the harness wrote it
     if tools := [_function(tool.model_dump(exclude_none=True), "tools") for tool in trace.tools]:
         about["tools"] = tools
     turns = []
@@ -339,7 +339,7 @@ def _trace_item(task: Any, trace: Any) -> ChatItem:
 
 
 def _function(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a tool or a call of verifiers as chat templates read it."""
+    """Return a verifiers tool or tool call in the form that chat templates read."""
     if given.get("type", "function") != "function" or given.get("namespace") is not None:
         raise DataError(
             f"{WHERE}: trace: {name}: expected functions without a namespace, found {quote(dict(given))}"
@@ -364,10 +364,12 @@ def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatItem:
-    """A prompt and a completion, each a text or messages; the last message of a completion is the response.
+    """Return the item of a prompt and a completion, each a text or messages.
+
+    The last message of a completion is the response.
 
     Args:
-      about: Columns that say whose reward it is.
+      about: Columns with the user and the profile.
       name: Name of the completion in error messages.
     """
     if isinstance(prompt, str):
@@ -381,7 +383,7 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
     else:
         messages = fields.messages(_listed(prompt), "prompt")
     if isinstance(completion, str):
-        completion = str(completion)  # of numpy too
+        completion = str(completion)  # converts numpy strings too
     else:
         turns = fields.messages(_listed(completion), name)
         if turns[-1].role != "assistant":
@@ -400,7 +402,7 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
 
 
 def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
-    """A column as a list; Nones where it is not there."""
+    """Return a column as a list; Nones if it is absent."""
     values = _listed(columns.get(name))
     if values is None:
         return [None] * count
@@ -411,5 +413,5 @@ def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Arrays and numbers of numpy, as data frames and tunix give them, as lists and numbers of Python."""
+    """Convert numpy arrays and numbers, which data frames and tunix pass, to Python lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value

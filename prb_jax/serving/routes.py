@@ -1,4 +1,4 @@
-"""The request shapes of the clients in use: JSON in, items to score; scores, JSON out. No HTTP here.
+"""Request formats of common clients: JSON requests to items, and scores to JSON answers. HTTP is elsewhere.
 
 Sources: the reward server of Personalised RewardBench (`/score`), the pooling API of vLLM (`/classify`, `/pooling`,
 `/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward,
@@ -33,10 +33,10 @@ Answer = Callable[[Sequence[Score], str], Any]
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A request that was understood.
+    """A parsed request.
 
     Attributes:
-      items: What is scored.
+      items: Items to score.
       answer: Makes the JSON answer.
       activation: If True, the client wants 1 / (1 + exp(-score)) instead of the score.
       ignored: Names of fields that changed nothing, for a header.
@@ -57,8 +57,8 @@ class ScoreRequest:
 def score(body: Body) -> ScoreRequest:
     """``/score`` of Personalised RewardBench: {response_text, query, profile}; of vLLM: {queries, documents}.
 
-    A profile that is a text follows the query without a separator, as in the paper's scripts; a list of posts is
-    shown as in `prb evaluate`.
+    A text profile is appended to the query without a separator, as in the paper's scripts. A list of posts is shown
+    as in `prb evaluate`.
     """
     if "response_text" not in body:
         return _score_documents(body)
@@ -88,7 +88,7 @@ def _indexed_score(place: int, value: float) -> Any:
 
 
 def rerank(body: Body) -> ScoreRequest:
-    """``/rerank``: {query, documents, top_n}: results, the best first; `top_n` 0 gives all."""
+    """``/rerank``: {query, documents, top_n}: results, best first; `top_n` 0 returns all."""
     query, documents = fields.text(body, "query"), fields.texts(body, "documents")
     top = fields.whole_number(body, "top_n", least=0, default=0) or len(documents)
     items = _answers(body, [fields.user_turn(query, "query")] * len(documents), documents)
@@ -113,7 +113,7 @@ def _class(place: int, value: float) -> Any:
 
 
 def pooling(body: Body) -> ScoreRequest:
-    """``/pooling``: as :func:`classify`, in another form."""
+    """``/pooling``: like :func:`classify`, with another answer format."""
     return _conversations(body, "pooling", _pooled)
 
 
@@ -137,9 +137,9 @@ def _embedding(form: str, place: int, value: float) -> Any:
 def get_reward(body: Body) -> ScoreRequest:
     """``/get_reward`` of OpenRLHF: {query: whole conversations as text}; each gets one end-of-text token.
 
-    An entry of `labels` that is an object, or a text that is one in JSON, says whose reward it is: {user_id, profile,
-    question}. With a question (a text or messages) the response alone is taken from the conversation, behind the
-    entry of `prompts`, and shown with the question, the user and the profile as `prb evaluate` shows them.
+    An entry of `labels` may be an object {user_id, profile, question}, or its JSON text, to give the user. With a
+    question (a text or messages), only the response is taken from the conversation: the text after the entry of
+    `prompts`. The model then sees question, user, profile and response as in `prb evaluate`.
     """
     fields.no_profile(body)
     texts = fields.texts(body, "query")
@@ -158,7 +158,7 @@ def _rewards(scores: Sequence[Score], model: str) -> Any:
 
 
 def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: int) -> Item:
-    """One conversation of OpenRLHF, for the user of its label."""
+    """Return the item of one OpenRLHF conversation, for the user of its label."""
     (own,) = fields.users(label, 1)
     if own is not None and user is not None and own != user:
         about = (
@@ -168,7 +168,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
     user = own or user
     question, profile = label.get("question"), label.get("profile")
     context = fields.context(label)
-    label.ignored()  # refuses what is nearly one of these names
+    label.ignored()  # refuses misspelt field names
     if question is None:
         if profile or context:
             name = "profile" if profile else "tools or chat_template_kwargs"
@@ -196,8 +196,8 @@ def _number(scores: Sequence[Score], model: str) -> Any:
 def compare(body: Body) -> ScoreRequest:
     """``/compare`` of NeMo Gym: {conversation_history, response_objs}: the rewards of all responses to one prompt.
 
-    Each response is an object of the Responses API, of whose output the texts are read (`output_text`), and its
-    reasoning is not. `user_id` and `profile` say whose rewards they are.
+    Each response is a Responses API object; only its output texts are read (`output_text`), not its reasoning.
+    `user_id` and `profile` give the user.
     """
     objects = checks.sequence(body.get("response_objs"), WHERE, "response_objs")
     if not objects:
@@ -215,10 +215,10 @@ def _compared(scores: Sequence[Score], model: str) -> Any:
 
 
 def verify(body: Body) -> ScoreRequest:
-    """``/verify`` of NeMo Gym: {responses_create_params, response}: the request again, with the reward of the response.
+    """``/verify`` of NeMo Gym: {responses_create_params, response}: the request again, with the response's reward.
 
-    The `input` of the parameters is a text or messages, behind their `instructions`; of the response the texts are
-    read. `user_id` and `profile` say whose reward it is.
+    The `input` of the parameters is a text or messages, and follows their `instructions`. Only the texts of the
+    response are read. `user_id` and `profile` give the user.
     """
     asked = checks.mapping(body.get("responses_create_params"), WHERE, "responses_create_params")
     name = "responses_create_params.input"
@@ -273,7 +273,7 @@ def _chat_items(body: Body) -> list[Item]:
 
 
 def _rendered_items(body: Body) -> list[Item]:
-    """Conversations as the client rendered them, as texts or token ids."""
+    """Return items of conversations that the client has rendered, as texts or token ids."""
     fields.no_profile(body)
     given = body.get("input")
     one = fields.token_ids(given)
@@ -298,7 +298,7 @@ def _rendered_items(body: Body) -> list[Item]:
 def _answers(
     body: Body, prompts: Sequence[Messages], responses: Sequence[str], *, shown: bool = False
 ) -> list[Item]:
-    """Responses to prompts, of the users of a request; their profiles too, unless the prompts show them already."""
+    """Return items of responses with the users of a request, and their profiles unless the prompts show them."""
     count = len(responses)
     order = checks.optional_text(body.get("profile_order"), WHERE, "profile_order")
     profiles = [()] * count if shown else fields.profiles(body, count)
@@ -322,7 +322,7 @@ def _sigmoid(value: float) -> float:
 
 
 def _listing(kind: str, one: Callable[[int, float], Any]) -> Answer:
-    """An answer with an entry for each score, in the envelope of vLLM."""
+    """Return an answer function for one entry per score, in the envelope of vLLM."""
     return partial(_list, kind, one)
 
 

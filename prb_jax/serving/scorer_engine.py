@@ -1,4 +1,4 @@
-"""Requests scored by anything but a reward model: a baseline, a function, a fitted method, a judge."""
+"""Scores requests by any scorer except reward models: a baseline, a function, a fitted method, a judge."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from prb_jax.serving.jobs import PIECE, BusyError
 
 
 class ScorerEngine:
-    """Scores requests by anything but a reward model in the background: one after another, or some at a time.
+    """Scores requests in the background, sequentially or several at once.
 
-    One after another means a piece of each in turn, so that small requests do not wait for large ones.
+    Sequential scoring takes a piece of each request in turn: small requests do not wait for large ones.
     """
 
     failure: BaseException | None = None
@@ -31,9 +31,9 @@ class ScorerEngine:
         """Wait for the score of each item.
 
         Raises:
-          PrbError: an item has no score; the message has its number.
-          BusyError: too many wait.
-          DataError: a conversation that is rendered already.
+          PrbError: If an item has no score; the message contains the number of the item.
+          BusyError: If too many items wait.
+          DataError: If a conversation is already rendered.
         """
         chats = [item for item in items if isinstance(item, ChatItem)]
         if len(chats) < len(items):
@@ -59,11 +59,11 @@ class ScorerEngine:
     def _score(self, chats: Sequence[ChatItem]) -> Scores:
         try:
             return list(self._scorer(chats))
-        except RunError as error:  # nothing that a client could mend
+        except RunError as error:  # a client cannot correct this error
             raise RuntimeError("the scorer failed") from error
 
     def close(self, seconds: float | None = None) -> bool:
-        """Score what waits, and end the threads; returns whether they have ended within this time."""
+        """Score all waiting items and end the threads; return whether they ended within this time."""
         if seconds is None:
             self._threads.shutdown()
             return True

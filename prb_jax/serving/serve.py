@@ -36,16 +36,16 @@ MOST_HELD = 64e9
 def serve(
     model: str | Path, *, options: ServeOptions | None = None, loading: LoadOptions | None = None
 ) -> None:
-    """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
+    """Load a model, print its URL after warm-up, and answer requests until SIGTERM or Ctrl-C.
 
-    Work that still goes on 29 seconds after such a signal is ended with the process.
+    The process ends at most 29 seconds after the signal, with any unfinished work.
 
-    The model is what `prb evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
+    The model is any that `prb evaluate` accepts, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
 
     Raises:
-      RunError: the address cannot be used, others could reach it and there is no token, or an option has no effect on
-        this model.
-      CheckpointError, MeshError: the model cannot be loaded.
+      RunError: If the address cannot be used, if other machines can reach it but no token is set, or if an option has
+        no effect on this model.
+      CheckpointError, MeshError: If the model cannot be loaded.
     """
     need_extra("serve", "prb serve")
     from prb_jax.serving.app import make_app
@@ -64,7 +64,7 @@ def serve(
         served = make_served(open_reward(model, loading, history=history, judge=options.judge), options)
         line = f"serving {model} at {address(listening)}"
         gc.collect()
-        gc.freeze()  # looking through the model's objects again and again would stop all requests each time
+        gc.freeze()  # each garbage collection of the model's objects would block all requests
         try:
             run_app(make_app(served), listening, limits=options.limits, ready=lambda: print(line, flush=True))
         finally:
@@ -75,10 +75,10 @@ def serve(
 
 
 def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
-    """Return what an application serves: with its engine at work, and the programs of a reward model compiled.
+    """Return the model of an application, with its engine running and a reward model's programs compiled.
 
     Raises:
-      RunError: an option has no effect on this scorer.
+      RunError: If an option has no effect on this scorer.
     """
     from prb_jax.serving.app import ServedModel, ServerMetrics
 
@@ -109,10 +109,10 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
 
 
 def _prefix_cache(model: RewardModel, asked: int | None) -> int:
-    """Return the bytes of keys and values that are held, of those asked for in megabytes.
+    """Return the size of the prefix cache in bytes; `asked` is in megabytes, and None picks a default.
 
     Raises:
-      RunError: some are asked for, and the model cannot keep any; the message says why.
+      RunError: If `asked` is above 0 and the model cannot keep keys and values; the message gives the reason.
     """
     why = "an encoder's states depend on what follows"
     if model.streams is not None:

@@ -1,4 +1,4 @@
-"""How much one request may hold. Sizes are checked before anything is made of a request's parts."""
+"""Size limits of one request. The limits are checked before any part of a request is processed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = 100_000
 
 
 class TooLargeError(DataError):
-    """A request, or a part of it, that is too large to be read."""
+    """A request, or a part of one, that is too large to read."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sizes:
       items: Responses of the request.
       posts: Posts of a profile that the model sees. The others are checked and left out.
       tokens: Tokens of a conversation.
-      cuts_responses: If True, a response that is too long is cut, and not refused.
+      cuts_responses: If True, a response that is too long is cut instead of refused.
     """
 
     items: int | None = None
@@ -48,10 +48,10 @@ class Sizes:
             raise TooLargeError(f"{where}: expected at most {self.items} responses, found {count}")
 
     def check_texts(self, items: Sequence[Item]) -> None:
-        """Refuse texts that take long to tokenise. A prompt or profile of many responses is looked at once.
+        """Refuse texts that take long to tokenise. A prompt or profile that responses share is checked once.
 
         Raises:
-          TooLargeError: naming the text, its size, and the largest size that is read.
+          TooLargeError: If a text is too large; the message names the text, its size and the largest size allowed.
         """
         contexts = {_context(item): item for item in items if isinstance(item, ChatItem)}
         parts = sum(len(item.prompt) + len(item.profile) for item in contexts.values())
@@ -61,14 +61,14 @@ class Sizes:
                 "read at a time"
             )
         least = MOST_CHARACTERS if self.tokens is None else CHARACTERS * self.tokens
-        of_cut = max(least, LEAST_CHARACTERS)  # texts that are cut to fit may be longer
+        of_cut = max(least, LEAST_CHARACTERS)  # texts that will be cut may be longer
         of_response = of_cut if self.cuts_responses else least
         checked: set[int] = set()
         for number, item in enumerate(items):
             if isinstance(item, ChatItem):
                 said = sum(
                     map(part_characters, turns_of(item.response))
-                )  # with its tools, which are no text of it
+                )  # includes the tools, which its text does not contain
                 self._check(number, "response", said, of_response)
                 for name, noun, part in (
                     ("prompt", "messages", item.prompt), ("profile", "posts", item.profile),
@@ -76,7 +76,7 @@ class Sizes:
                     if id(part) not in checked:
                         checked.add(id(part))
                         self._check(number, name, sum(map(part_characters, part)), of_cut)
-                        if self.tokens is not None:  # each has a heading, of one token at least
+                        if self.tokens is not None:  # each post has a heading of at least one token
                             self._check(number, name, len(part), of_cut // CHARACTERS, noun)
             elif isinstance(item.content, str):
                 self._check(number, "input", len(item.content), least if item.keep is None else of_cut)
@@ -93,5 +93,5 @@ UNLIMITED = Sizes()
 
 
 def _context(item: ChatItem) -> tuple[object, ...]:
-    """The same for responses to one prompt of one request, which share its parts."""
+    """Return a key that is equal for responses of one request that share prompt, user and profile."""
     return id(item.prompt), item.user_id, id(item.profile), item.profile_order

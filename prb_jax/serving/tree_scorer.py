@@ -1,4 +1,4 @@
-"""A reward model that scores items in a few fixed shapes: a server compiles them before its first request."""
+"""Scores items by a reward model in a few fixed shapes, which a server compiles before its first request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""
 
 
-TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
+TOKENS_OF_A_READ = 16  # a stream has room for one response per this many tokens
 
 LONGEST_USUAL = 8192
 """Tables of keys have room for conversations of so many tokens; they are widened for longer ones."""
@@ -57,9 +57,9 @@ MOST_RESPONSES = 64
 
 @dataclass(frozen=True)
 class TreeScorer:
-    """Scores items as trees, in shapes of streams or sequences that do not depend on what comes.
+    """Scores items as trees, in fixed shapes of streams or sequences that do not depend on the items.
 
-    A full batch has about so many tokens. With a cache, beginnings that were computed are not computed again.
+    With a cache, prefixes that were computed before are not computed again.
     """
 
     model: RewardModel
@@ -72,7 +72,7 @@ class TreeScorer:
 
     @property
     def batcher(self) -> Batcher:
-        """What makes batches of trees, in the fixed shapes."""
+        """Function that makes batches of trees in the fixed shapes."""
         if isinstance(self.shapes, SequenceOptions):
             return self.shapes.batches
         if self.cache is not None:
@@ -81,17 +81,17 @@ class TreeScorer:
 
     @cached_property
     def program(self) -> ContinuedFn:
-        """The scorer of streams behind kept tokens."""
+        """Program that scores streams after cached tokens."""
         model = self.model
         return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
 
     def kept(self, tree: Tree) -> list[Page]:
-        """Return what is held of the beginning of a tree, as much as a stream has room for."""
+        """Return the cached pages of a tree's prefix, as many as a stream has room for."""
         assert isinstance(self.shapes, StreamOptions)
         return [] if self.cache is None else self.cache.find(tree.prefix, most=self.shapes.fixed[-1].kept)
 
     def _behind(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
-        """Pack trees into streams behind what is kept of them."""
+        """Pack trees into streams after their cached pages."""
         assert isinstance(self.shapes, StreamOptions)
         options = self.shapes
         pages = [self.kept(tree) for tree in trees]
@@ -105,7 +105,7 @@ class TreeScorer:
             )
 
     def _room(self) -> Room:
-        """A room that no batch uses."""
+        """Return a room that no running batch uses."""
         with contextlib.suppress(IndexError):
             return self.rooms.pop()
         assert isinstance(self.shapes, StreamOptions)
@@ -113,7 +113,7 @@ class TreeScorer:
         return make_room(empty_page(model.decoder, jnp.dtype(model.dtype)), self.shapes.fixed[-1].kept)
 
     def start(self, batch: Batch | LaidBehind) -> Callable[[], np.ndarray]:
-        """Start scoring a batch; returns what waits for its scores, and holds the beginnings that it computed."""
+        """Start scoring a batch; return a function that waits for the scores and caches the computed prefixes."""
         if not isinstance(batch, LaidBehind):
             scores = self.model.dispatch(batch)
             return lambda: np.asarray(scores, np.float32)
@@ -147,7 +147,7 @@ class TreeScorer:
             self.start(batch)()
 
     def __call__(self, items: Sequence[Item]) -> Scores:
-        """Return the score of each item, or why it has none."""
+        """Return the score of each item, or its error."""
         trees, errors = self.maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
         for planned in self.batcher([made.tree for made in trees], range(len(trees))):
@@ -164,22 +164,22 @@ def open_tree_scorer(
     """Choose the fixed shapes of a model.
 
     Args:
-      model: that scores.
-      options: what it sees.
-      batch_tokens: of a batch, about; by the device if not given.
-      prefix_cache: bytes of keys and values that are held; 0 for none, as for a model that cannot keep any.
+      model: Reward model that scores the items.
+      options: Options for the parts of an item that the model sees.
+      batch_tokens: Approximate tokens per batch; None chooses by the device.
+      prefix_cache: Size of the prefix cache in bytes; 0 for no cache, and for models that cannot keep prefixes.
     """
     view = model.reader.view(options)
     for remark in model.reader.remarks(view.protocol):
         warnings.warn(remark, PrbWarning, stacklevel=2)
     chosen = model.batch_options(batch_tokens)
     if isinstance(chosen, StreamOptions):
-        # tables with room for usual conversations, not for any that fits a stream
+        # the tables have room for usual conversations, not for every conversation that fits a stream
         if chosen.keys is not None:
             longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, multiple = chosen.tokens, chosen.multiple
-        if prefix_cache:  # whole turns of the layers; as much is kept for a stream as a full one has
+        if prefix_cache:  # a multiple of the layers' step; a stream keeps as many tokens as a full stream has
             multiple = round_up(multiple, AT_A_TIME)
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
         kept = lengths[-1] if prefix_cache else 0

@@ -1,1 +1,1 @@
-"""Methods that learn a person's taste from a few comparisons, over the states of a backbone: numbers alone."""
+"""Methods that learn a person's taste from a few comparisons. They read only a backbone's states, not text."""

@@ -5,12 +5,11 @@
 
 The memory holds every post of the profile (s = 1 for the person's own words and for texts they agree with, -1 for
 texts they disagree with), and both responses of each of the k comparisons (s = 1 chosen, -1 rejected). Own words,
-votes and comparisons are three kinds c. Each has a gain and a softmax of its own: in one softmax over all of them
-every further comparison would take weight from the profile. All projections start as the principal directions of the
-responses, so at the start a response is liked that is similar to the texts the person likes. v is the direction of
-pooled Bradley-Terry and stays as it is, so that the method equals it where nothing is known of a person. The gains
-start where the loss of the seen people is lowest, which is a convex problem; training then learns which similarity
-counts.
+votes and comparisons are three kinds c, each with a separate gain and softmax: in one softmax over all kinds, every
+further comparison would take weight from the profile. All projections start as the principal directions of the
+responses: at the start, a response scores high if it resembles texts that the person likes. v is the direction of
+pooled Bradley-Terry and stays fixed: without data on a person, the method equals pooled Bradley-Terry. The gains start
+at the minimum of the seen people's loss, a convex problem; training then learns which similarity counts.
 Low-rank bilinear similarity with the attention of Vaswani and others 2017; ours.
 """
 

@@ -5,21 +5,21 @@
 
 mu and b, the effects of texts that several people judged, are pooled Bradley-Terry; z_u is the mean of the posts of a
 profile. L and q, the directions in which people differ, in the features and over single texts, come from products
-across different comparisons of the same person (`taste_prior`, Haseman and Elston 1972). How many are kept, what all
-others are left with (low rank and diagonal) and the scales are chosen on the validation part, with "nothing personal"
-among the choices. Products take tastes for small, and flatten strong ones: the directions of highest density, fitted
-together with the t_u of the seen people from those of the products on, are tried in their place. mu and b are then
-fitted again, for pooled margins are those of the mean of many tastes, smaller than those of the mean taste. r, tastes
-in all directions alike, stands for what the low rank leaves out, and is chosen there too. A is ridge regression of the
-seen people's posterior means.
+across different comparisons of the same person (`taste_prior`, Haseman and Elston 1972). The validation part chooses
+how many directions are kept, the variance of all others (low rank and diagonal) and the scales; "nothing personal" is
+one of the candidates. Products assume small tastes, and underestimate strong ones. The directions of highest density
+are therefore tried too: they are fitted together with the t_u of the seen people, starting from the products. mu and b
+are then fitted again, because pooled margins average many tastes and are smaller than margins of the mean taste. r, an
+equal variance in all directions, replaces the part that the low rank omits; the validation part chooses it too. A is
+ridge regression of the seen people's posterior means.
 
 The posts of a profile are choices too: a vote on a text is a choice of it over a typical text (or the reverse), and the
 person's own words are preferred to typical ones, each times a gain g of its kind, in the place of i - j above. Under
 r I, own words x_m make a candidate preferred by r g sum_m a_m <e, x_m>, its similarity to them. Adaptation is the
 Laplace posterior of choices and posts (one Newton solve in their dual), and a margin is shrunk by the posterior's
-variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that its sigmoid is a probability; one slope, fitted on the
-validation part, makes up for what shrunk estimates leave out. Of the part r I the mean is that
-of the posterior, and the variance that of the prior: k choices hardly change it, and a state stays small.
+variance v, m / sqrt(1 + pi v / 8) (MacKay 1992): its sigmoid is then a probability. One slope, fitted on the
+validation part, corrects for shrunk estimates. The part r I has the mean of the posterior but the variance
+of the prior: k choices hardly change this variance, and a state stays small.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def fit(data: FitData) -> Fitted:
 
 
 def fit_parts(data: FitData) -> dict[str, Fitted]:
-    """Return three priors: "nobody" knows nothing personal, "simple" has tastes in all directions alike and the
-    person's posts, and "bayes" is the one of `fit`. Each has a slope of its own."""
+    """Return three priors, each with a separate slope. "nobody" has no personal part, "simple" has equal variance of
+    tastes in all directions and the person's posts, and "bayes" is the prior of `fit`."""
     judged = _judged(data.seen)
     nobody = _fit_nobody(data, judged)
     alike = list(_with_isotropic(data, judged, nobody))
@@ -253,7 +253,7 @@ def _with_tastes(seen: Choices, judged: Judged, fitted: Fitted) -> Iterator[Fitt
 
 
 def _with_fitted_basis(data: FitData, judged: Judged, fitted: Fitted) -> Iterator[Fitted]:
-    """Fits in which the directions are those of highest density, together with the tastes of the seen people."""
+    """Yield fits with the directions of highest density, fitted together with the tastes of the seen people."""
     seen, settings, start = data.seen, fitted.settings, fitted.arrays["basis"]
     tastes = adapt_users(METHOD, fitted, replace(seen, posts=None), group(seen), key=data.key, mesh=data.mesh)
     margins, pairs = pooled_margins(fitted, judged(False)), pairs_of(seen)
@@ -261,7 +261,7 @@ def _with_fitted_basis(data: FitData, judged: Judged, fitted: Fitted) -> Iterato
         basis, people = fit_factors(
             pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
         )
-        # The scales of both are one freedom: the covariance of the directions is that of the fitted tastes.
+        # Both share one free scale: the covariance of the directions is set to the covariance of the fitted tastes.
         root = np.linalg.qr(np.asarray(people) / np.sqrt(len(people))).R
         axes, sizes, _ = np.linalg.svd(np.asarray(basis) @ root.T, full_matrices=False)
         for scale in settings.scale:
@@ -350,10 +350,10 @@ def pooled_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
 def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
     """Return the prior with the mean taste and the effects of texts drawn from their posterior, and a slope of 1.
 
-    Estimates are shrunk: a prior with the mean taste and the effects as they are would have choices that are less sure
-    than those of people. The posterior is normal (Laplace), given the choices of the seen people; a draw solves its
-    linear equations with noise on the right (Papandreou and Yuille 2010). A prior without a penalty is returned as it
-    is.
+    Estimates are shrunk: a prior with the estimated mean taste and effects would make choices less certain than
+    people's choices. The posterior given the choices of the seen people is normal (Laplace). A draw solves its linear
+    equations with noise on the right-hand side (Papandreou and Yuille 2010). A prior without a penalty is returned
+    unchanged.
     """
     from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
 
@@ -404,7 +404,7 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
 
 
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
-    """Fits in which the profile tells the mean of the prior: ridge regression of the posterior means."""
+    """Yield fits that predict the mean of the prior from the profile: ridge regression of the posterior means."""
     contexts = group(data.seen)
     means = adapt_users(METHOD, fitted, data.seen, contexts, key=data.key, mesh=data.mesh)["weights"]
     posts = jax.tree.map(lambda leaf: np.asarray(leaf)[contexts.users], data.seen.posts)

@@ -26,16 +26,16 @@ int [m]; it starts as ``start``, or as the backbone is where that is None."""
 
 
 class Backbone(Protocol):
-    """A model that can be trained, and the responses that R rows of features stand for."""
+    """A trainable model, with the responses behind R rows of features."""
 
     def trainer(self, pairs: np.ndarray, *, settings: Any, steps: int, seed: int) -> AdapterTrainer:
         """Return a trainer of adapters.
 
         Args:
-          pairs: int [n, 2], the rows of the chosen and of the rejected response of each choice.
-          settings: of the adapters, :class:`prb_jax.personal.few_shot.lora.AdapterSettings`.
-          steps: updates of each training.
-          seed: of the factors and of the order of the choices.
+          pairs: Rows of the chosen and of the rejected response of each choice, int [n, 2].
+          settings: Settings of the adapters, :class:`prb_jax.personal.few_shot.lora.AdapterSettings`.
+          steps: Number of updates in each training.
+          seed: Seed for the factors and the order of the choices.
         """
         ...
 
@@ -92,7 +92,7 @@ class Posts(ArrayTable):
 class Context:
     """All that a method sees of one user: k comparisons and the profile's posts.
 
-    Padding is told by the masks alone, never by features of zero.
+    Only the masks mark padding, never features of zero.
     """
 
     chosen: Responses  # the responses of the comparisons, with leading axis k
@@ -102,7 +102,7 @@ class Context:
 
     @property
     def deltas(self) -> Array:
-        """float32 [k, D]: chosen minus rejected; zero where there is no comparison."""
+        """Features of chosen minus rejected, float32 [k, D]; zero for padding."""
         return (self.chosen.features - self.rejected.features) * self.mask[:, None]
 
 
@@ -161,8 +161,8 @@ class Choices:
     in_context: Array | None = None
     posts: Posts | None = None  # the profiles, with leading axis U
     backbone: Backbone | None = None  # the model of the features, where it can be trained
-    # of users of a validation part, bool [n], True for the choices that are to be predicted, False for those
-    # that may be adapted on; or int [n], as of `rows_by_fold`. None: `halves` deals the choices of each user
+    # for users of a validation part: bool [n], True for choices to predict, False for choices to adapt on; or
+    # int [n], see `rows_by_fold`. If None, `halves` divides the choices of each user
     queries: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ class Choices:
 
     @property
     def table(self) -> Responses:
-        """The distinct responses, with leading axis R; ``in_context`` is no fact of a response alone."""
+        """The distinct responses, with leading axis R; without ``in_context``, which depends on the user too."""
         return Responses(self.features, self.items, self.base_scores, None, self.prompts)
 
     @property
@@ -276,7 +276,7 @@ assert set(_MEANING) >= {field.name for field in fields(Responses)} - {"features
 def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None = None) -> UserRows:
     """Group choices, all or those in ``among`` (bool [n]), by user, padded to the largest number of one user.
 
-    The ``seed`` is of the order of each user's choices; without one it is that of the data.
+    ``seed`` shuffles each user's choices; without a seed they keep the order of the data.
     """
     places = np.arange(len(choices)) if among is None else np.flatnonzero(among)
     if seed is not None:
@@ -296,7 +296,7 @@ def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None
 def halves(choices: Choices, *, seed: int) -> np.ndarray:
     """bool [n], True for the queries: half of each user's questions, or of their choices where they have one question.
 
-    A user with a single choice has it as a query, so that it is predicted at zero shots.
+    The only choice of a user is a query, and is predicted at zero shots.
     """
     rng = np.random.default_rng(seed)
     queries = np.zeros(len(choices), bool)
@@ -316,8 +316,8 @@ def halves(choices: Choices, *, seed: int) -> np.ndarray:
 def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, UserRows]:
     """Return the comparisons to adapt on, in a random order, and those to predict, of the users who have any of these.
 
-    A comparison that shares a response with a query of the same user tells its label: nobody is adapted on it. The
-    queries are those of ``choices``, or `halves`.
+    A comparison that shares a response with a query of the same user reveals the query's label, and is not used to
+    adapt. The queries come from ``choices``, or from `halves`.
     """
     asked = halves(choices, seed=seed) if choices.queries is None else np.asarray(choices.queries)
     fold = np.where(asked, 0, -1) if asked.dtype == bool else asked
@@ -332,11 +332,11 @@ def rows_by_fold(
     """Return the comparisons to adapt on, in a random order, and those to predict, a row for each user and fold.
 
     Args:
-      choices: of any users.
-      fold: int [n], 0 and up for choices that are predicted together, from those of the user that are not of this fold
-        and share no response with one of it; -1 for those that are not predicted.
-      seed: of the order.
-      among: bool [n], the choices that are looked at; all if not given.
+      choices: Choices of any users.
+      fold: Fold of each choice, int [n], from 0; -1 for choices not to predict. A fold is predicted from the user's
+        choices outside the fold that share no response with it.
+      seed: Seed for the order.
+      among: Choices to use, bool [n]; all if None.
     """
     among = np.ones(len(choices), bool) if among is None else among
     contexts, queries = list[UserRows](), list[UserRows]()

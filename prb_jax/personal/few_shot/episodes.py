@@ -95,7 +95,7 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     who = jax.random.randint(keys[0], (batch,), 0, people.mask.shape[0])
     mask, questions = people.mask[who], people.questions[who]
     count = mask.shape[1]
-    # The questions in a random order, the choices of each together, so that a context takes whole questions first.
+    # The questions in a random order, the choices of each together: a context then takes whole questions first.
     noise = jax.random.uniform(keys[1], (batch, count + 1))
     within = jax.random.uniform(keys[2], (batch, count))
     several = people.several[who][:, None]
@@ -157,11 +157,11 @@ def fit_episodes(
     """Train the arrays of ``start`` and return the fit of the round with the lowest loss on the validation part.
 
     Args:
-      data: with `EpisodeSettings`.
-      start: the arrays at the start, a candidate too.
-      loss: of one step.
-      fixed: names of arrays that stay as they are.
-      also: candidates that need no training.
+      data: Data to fit on, with `EpisodeSettings`.
+      start: Initial arrays, also a candidate.
+      loss: Loss of one step.
+      fixed: Names of arrays that are not trained.
+      also: Candidates that need no training.
     """
     settings: EpisodeSettings = data.settings
     share = -(-settings.steps // settings.rounds)

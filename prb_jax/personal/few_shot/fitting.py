@@ -20,13 +20,13 @@ from prb_jax.personal.few_shot.protocol import Fitted, Floats, Method, State, ad
 
 @dataclass(frozen=True)
 class FitData:
-    """What a method is fitted on."""
+    """The data to fit a method on."""
 
-    method: Method  # the method, by which candidates are judged
+    method: Method  # the method that evaluates candidates
     seen: Choices  # the choices of the people to fit on
-    validation: Choices  # those of other people, on which every number is chosen
+    validation: Choices  # choices of other people, to select every number
     settings: Any  # of the method
-    key: jax.Array  # of everything that is drawn
+    key: jax.Array  # for all random draws
     mesh: Mesh | None = None  # devices over which the people of the validation part are split
 
     def rng(self) -> np.random.Generator:
@@ -79,7 +79,7 @@ def define(
     empty_state: Callable[[Fitted], State],
     **facts: Any,
 ) -> Method:
-    """Return a method whose ``fit`` takes its data as one object; arguments are the fields of `Method`."""
+    """Return a method with a ``fit`` that takes its data as one object; arguments are the fields of `Method`."""
 
     def fit_parts(
         seen: Choices, validation: Choices, *, settings: Any, key: jax.Array, mesh: Mesh | None = None
@@ -166,8 +166,8 @@ def fit_factors(
 def best_direction(
     pairs: ChoicePairs, held: np.ndarray, penalties: Floats, *, steps: int
 ) -> tuple[np.ndarray, np.float32]:
-    """Return the direction of the lowest loss on ``held``, float32 [m, D], other choices, and its penalty; of equally
-    good ones that of the strongest."""
+    """Return the direction with the lowest loss on other choices, ``held``, float32 [m, D], and its penalty. In a tie
+    the strongest penalty wins."""
     start, tried = jnp.zeros(held.shape[1], jnp.float32), []
     for l2 in sorted(penalties, reverse=True):  # each starts at the stronger one's solution
         start = fit_direction(pairs, l2, start, steps=steps)
@@ -206,8 +206,8 @@ _STILL = 1e-4
 
 
 def _step_size(objective: Callable[[Array], jax.Array]) -> jax.Array:
-    """The share of a Newton step, halved up to seven times, of the lowest objective: the longest of those that are
-    equally good up to rounding, which near the minimum is the whole step."""
+    """Return the share of a Newton step, halved up to seven times, with the lowest objective. Among shares that are
+    equal up to rounding the longest wins; near the minimum this is the whole step."""
     halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
     objectives = jax.vmap(objective)(halvings)
     least = jnp.min(objectives)
@@ -218,8 +218,8 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
     """Return the most probable weights of a person under a Gaussian prior: argmax of
     sum_i log sigmoid(offset_i + features_i . o) - (precision / 2) |o|^2.
 
-    Newton's method with step halving. The Hessian is inverted in the space of the k comparisons (Woodbury), so that the
-    cost grows with k^3 and J, not with J^3.
+    Newton's method with step halving. The Hessian is inverted in the space of the k comparisons (Woodbury): the cost
+    grows with k^3 and J, not with J^3.
 
     Args:
       features: float32 [k, J], differences of the chosen and the rejected response.
@@ -255,7 +255,7 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
 
 
 def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the Laplace posterior of a person's weights o ~ N(0, I), of which k choices X, float32 [k, J], are known.
+    """Return the Laplace posterior of a person's weights o ~ N(0, I), given k choices X, float32 [k, J].
 
     The mode of sum_i log sigmoid(offset_i + X_i . o) - |o|^2 / 2 is X^T a, and the covariance I - (S X)^T (S X).
     Newton's method with step halving in the dual space of the k choices (Rasmussen and Williams 2006, algorithm 3.1),

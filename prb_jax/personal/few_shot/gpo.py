@@ -1,14 +1,14 @@
 """GPO: a transformer reads a person's comparisons in context and scores a response (arXiv 2310.11523).
 
     context tokens: MLP[delta_i; 1], MLP[-delta_i; -1] and one learned null token;  target token: MLP[e; 0]
-    layers of attention whose keys are the context alone, without positions;  r(e) = (v + H t(e)).e
+    layers of attention with keys only from the context, without positions;  r(e) = (v + H t(e)).e
 
-t(e) is the last layer's normed token of the target. The head H makes a direction of it: the length of t does not grow
-with that of e, so that a head which gave the reward itself could not tell apart two responses that lie far out on one
+t(e) is the last layer's normed token of the target. The head H maps it to a direction. The length of t does not grow
+with the length of e: a head that gave the reward directly could not separate two responses far out on the same
 side. Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
 r(delta) = -r(-delta). The null token defines k = 0. The published head predicts a mean and a deviation of a number
 under a Gaussian likelihood; comparisons have no such number, so r is trained by the Bradley-Terry loss. v starts as the
-pooled direction, so that the transformer learns what is personal. A mask tells the padding, never a feature of zero.
+pooled direction; the transformer only learns the personal part. A mask marks padding, never a feature of zero.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _network(fitted: Fitted) -> Transformer:
 
 
 def empty_state(fitted: Fitted) -> State:
-    """Return the null token alone, as every layer sees it."""
+    """Return only the null token, in the form that every layer reads."""
     nothing = jnp.zeros((0, len(fitted.arrays["direction"])), jnp.float32)
     return _network(fitted).read(nothing, jnp.zeros(0, bool))
 

@@ -1,4 +1,4 @@
-"""Individual Bradley-Terry: a direction for each person, of their comparisons alone.
+"""Individual Bradley-Terry: a direction for each person, from only their comparisons.
 
     r_u = v_u.e        sum_i softplus(-v_u.delta_i) + (precision / 2) |v_u|^2
 

@@ -3,12 +3,12 @@
     r_c(x) = the reward of the backbone with the adapter W + (alpha / rank) A_c B_c and the head of group c
     w_c = pi_c prod_i sigmoid(r_c(chosen_i) - r_c(rejected_i))^s / Z,   r_u(x) = sum_c w_c r_c(x)
 
-First one adapter is trained on all comparisons of seen people with the Bradley-Terry loss. Then the people are dealt to
-groups and each group trains the adapter on, on its own comparisons alone; each person goes to the group that predicts
-the person's comparisons best, and so on for some rounds: hard expectation maximisation of a mixture of reward models
-(MaxMin-RLHF, arXiv 2402.08925, where each group owns a LoRA, arXiv 2106.09685, instead of a whole model). The first
-groups are those of k-means on the directions of the people's offsets (`offset`) in the features of the frozen backbone.
-In ``lora_users`` each seen person is a group of their own.
+First one adapter is trained on all comparisons of seen people with the Bradley-Terry loss. Then the people are divided
+into groups, and each group continues the training on its own comparisons. Each person moves to the group that predicts
+the person's comparisons best, and this repeats for some rounds: hard expectation maximisation of a mixture of reward
+models (MaxMin-RLHF, arXiv 2402.08925, but each group has a LoRA, arXiv 2106.09685, instead of a whole model). k-means
+on the directions of the people's offsets (`offset`), in the features of the frozen backbone, gives the first groups.
+In ``lora_users`` each seen person is a separate group.
 
 The state of a new person is the posterior w of the groups given the k comparisons, with the likelihood to the power s,
 which the validation part chooses, as it does the number of groups (one included) and of rounds. At k = 0 it is the
@@ -107,8 +107,8 @@ def fit(data: FitData, *, grouping: Grouping) -> Fitted:
 
 
 def _trained(data: FitData, grouping: Grouping) -> Iterator[tuple[Adapter, np.ndarray, np.ndarray, int]]:
-    """The adapter of everybody, then those of the groups, round after round: the adapters with a leading axis C, the
-    share of the people in each group [C], the rewards of all responses under them [R, C], and the round."""
+    """Yield the adapter of everybody, then the adapters of the groups after each round. Each item has the adapters with
+    a leading axis C, each group's share of people [C], the rewards of all responses [R, C], and the round."""
     seen, settings, rng = data.seen, data.settings, data.rng()
     assert seen.backbone is not None
     backbone: Backbone = seen.backbone
@@ -149,7 +149,7 @@ def _trained(data: FitData, grouping: Grouping) -> Iterator[tuple[Adapter, np.nd
 
 
 def _clusters(data: FitData, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
-    """Groups of people whose offsets point the same way."""
+    """Yield groups of people with similar directions of their offsets."""
     from scipy.cluster.vq import kmeans2  # scipy takes long to import
 
     seen, key = data.seen, jax.random.key(0)

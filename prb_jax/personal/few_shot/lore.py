@@ -5,13 +5,13 @@
 
 ``lore`` is the published method: phi is the softmax, so a person mixes the basis. In ``lore_free`` phi is the
 identity, so a person may dislike a direction. V_ref is the direction of the backbone's true score head, or of
-pooled Bradley-Terry. A new person is fitted in w alone, pulled to the mean w of the seen people, which is the state
+pooled Bradley-Terry. For a new person only w is fitted, pulled to the mean w of the seen people, which is the state
 at k = 0:
 
     sum_i softplus(-delta_i^T V phi(w)) + (pull / 2) |w - w_mean|^2
 
-The free weights are scaled so that those of the seen people have the identity as their covariance; a pull of 1 then
-is the prior that the seen people suggest.
+The free weights are scaled to make their covariance over the seen people the identity. A pull of 1 is then the prior
+that the seen people suggest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def head_direction(choices: Choices) -> np.ndarray:
     """Return the direction of the backbone's score head in the features, float32 [D].
 
     Raises:
-      DataError: the features do not explain the scores, so that they are not those that the head reads.
+      DataError: If the features do not explain the scores, because the head reads other features.
     """
     choices.require("lore with reference=head", ("base_scores",))
     features = np.asarray(choices.features, np.float64)
@@ -89,8 +89,8 @@ def head_direction(choices: Choices) -> np.ndarray:
 def personal_directions(choices: Choices, direction: Array, count: int) -> np.ndarray:
     """Return the directions in which people differ most, float32 [D, count], of length 1.
 
-    Those of the largest sums, over pairs of different choices of one person, of the products of the gradients at the
-    shared ``direction``: a product of a choice with itself is noise that every direction has.
+    They have the largest sums of products of the gradients at the shared ``direction``, over pairs of different choices
+    of one person. The product of a choice with itself is noise in every direction.
     """
     deltas = choices.deltas
     if (available := min(choices.people, deltas.shape[1])) < count:
@@ -140,7 +140,7 @@ def _fit(
         mixed = jax.nn.softmax(w, axis=-1) if simplex else w
         margins = jnp.sum((pairs.deltas @ v) * mixed[pairs.users], axis=1)
         fit = jnp.sum(share[pairs.users] * pairs.weights * jax.nn.softplus(-margins)) / people
-        # A small ridge: without it the scales of V and w, or of one person's w alone, are free.
+        # A small ridge: without it the scales of V and w, or of only one person's w, are free.
         spread = jnp.sum((w - jnp.mean(w, axis=0)) ** 2) / people
         return fit + anchor * jnp.sum((v - reference[:, None]) ** 2) + 1e-3 * spread
 

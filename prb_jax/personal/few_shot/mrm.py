@@ -4,8 +4,8 @@
     inner: steps of Adam on w, from a learned start w_0, on the person's comparisons
     outer: sum_u g((L_u - tau) / gamma) L_u,  g the sigmoid, tau the median of the batch; the gate is not detached
 
-The published reward is 0.01 A e. The factor stands in A here: A and the start w_0 are trained at one learning rate, and
-under Adam rows of a hundred times the size would learn a hundred times more slowly than w_0.
+The published reward is 0.01 A e. Here A includes the factor: A and the start w_0 have one learning rate, and
+with Adam, rows a hundred times as large would learn a hundred times more slowly than w_0.
 
 One inner step, as published, moves each weight by the learning rate at most, so it hardly personalises; the number
 of steps and the rate are settings, and the accuracy without adaptation is always printed.

@@ -5,7 +5,7 @@
     r_u(i) = (lambda p_i + sum_n s_u,n x_n,i) / (lambda + sum_n |s_u,n| [n voted on i])
 
 over the N people of the largest |s|; p is the mean vote of everybody (popularity, which is the vote at k = 0).
-Texts are told apart by their identity, so the data must share them. With ``mix`` the score is a r_u(i) + b v.e,
+Texts match only if they are identical, so people must judge the same texts. With ``mix`` the score is a r_u(i) + b v.e,
 where v is pooled Bradley-Terry and a and b are fitted on the validation part; without it no features are read.
 Neighbourhood collaborative filtering (Resnick and others 1994).
 """

@@ -60,12 +60,12 @@ class MLP(nnx.List[Linear]):
 
 
 class Network(nnx.Module):
-    """What a method trains: the pooled direction beside layers, each parameter declared once, and drawn there.
+    """The trained part of a method: the pooled direction and layers; each parameter is declared and drawn in one place.
 
     Args:
-      direction: float32 [D].
-      settings: of the method; frozen.
-      rng: of the parameters, in the order in which they are declared.
+      direction: Pooled direction, float32 [D].
+      settings: Settings of the method; frozen.
+      rng: Generator of the parameters, in the order of their declaration.
     """
 
     def __init__(self, direction: np.ndarray, settings: Any, rng: np.random.Generator) -> None:
@@ -73,7 +73,7 @@ class Network(nnx.Module):
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], settings: Any) -> Self:
-        """Return the network with these arrays, as of `arrays_of`, under any trace; further entries are left out."""
+        """Return the network with these arrays (see `arrays_of`), under any trace; other entries are ignored."""
         graph, places = _layout(cls, len(arrays["direction"]), settings)
         return nnx.merge(graph, from_flat(places, flat_arrays(arrays)))
 
@@ -176,12 +176,12 @@ def fit_jointly(
     """Train arrays together with parameters of the seen people, and choose steps and pull on the validation part.
 
     Args:
-      data: with `JointSettings`.
-      start: the arrays at the start, and "people", those of the P seen people, which are not kept.
-      loss: of a batch of choices; one function object for every call, so that it is compiled once.
-      nobody: the arrays of a candidate in which nothing is personal.
-      l2: the penalty of its pooled direction.
-      mean: what is kept of the people's parameters [P, ...], as further arrays.
+      data: Data to fit on, with `JointSettings`.
+      start: Initial arrays, and "people", the parameters of the P seen people, which are not kept.
+      loss: Loss of a batch of choices; pass the same function object in every call to compile it once.
+      nobody: Arrays of a candidate without a personal part.
+      l2: Penalty of the pooled direction of ``nobody``.
+      mean: Function from the people's parameters [P, ...] to further arrays that are kept.
     """
     settings = data.settings
     rows = (np.stack([data.seen.chosen, data.seen.rejected], axis=1), data.seen.person)

@@ -3,7 +3,7 @@
     r_u = (v + o_u).e
     sum softplus(-(v + o_u).delta) + (n l2 / 2) |v|^2 + (precision / 2) sum_u |o_u|^2
 
-v and all o_u are fitted together, so that v is not drawn to the people with most choices alone. A new person has
+v and all o_u are fitted together; otherwise the people with most choices would dominate v. A new person has
 the same prior: o_u is the most probable one given the k comparisons. Hierarchical Bradley-Terry; no single source.
 """
 

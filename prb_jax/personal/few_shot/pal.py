@@ -2,10 +2,10 @@
 
     a_u(x) = sum_k softmax(w_u)_k g_k(e(x));   r_u = v.e + exp(s) cos(f(e(x, y)), a_u(x)),   exp(s) <= 100
 
-v is pooled Bradley-Terry (the published model has none), and pooled alone, exp(s) = 0, may be chosen. f and g_k
+v is pooled Bradley-Terry (the published model has none), and only pooled, exp(s) = 0, may be chosen. f and g_k
 are MLPs with one hidden layer of GELU. With ``of_prompt`` the prototypes are functions of the question's
 state (``prompts``), as published; without it each one is a learned vector, the same for all questions. A new person
-is fitted in w alone, pulled to the mean w of the seen people, which is the state at k = 0.
+gets only a fitted w, pulled to the mean w of the seen people, which is the state at k = 0.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _unit(x: Array) -> jax.Array:
 
 
 def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) -> jax.Array:
-    # The pooled direction stays: trained beside f it would learn again, without its penalty, what f already says.
+    # The pooled direction stays fixed: with f it would learn the same again, but without its penalty.
     fixed = {**params, "direction": jax.lax.stop_gradient(params["direction"])}
     rewards = IdealPoints.of(fixed, settings)(pairs, params["people"][users][:, None])
     penalty = 1e-3 * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))

@@ -134,8 +134,8 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
 def next_question(
     fitted: Fitted, state: State, context: Context, first: Responses, second: Responses
 ) -> jax.Array:
-    """Return how much each of Q questions, of ``first`` and ``second`` responses, tells of a person by PReF's rule,
-    float32 [Q], where ``context`` is what the person has answered; the next question is the largest."""
+    """Return the information of Q questions about a person by PReF's rule, float32 [Q]; the largest is asked next.
+    Each question compares ``first`` and ``second`` responses; ``context`` contains the person's earlier answers."""
     factors, weights = fitted.arrays["factors"], state["weights"]
 
     def slope(rows: Array) -> jax.Array:

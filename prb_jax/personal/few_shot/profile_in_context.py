@@ -24,7 +24,7 @@ from prb_jax.records.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileInContextSettings(PooledSettings):
-    """Settings of profile in context: those of the pooled direction, and one more."""
+    """Settings of profile in context: the settings of the pooled direction, and one more."""
 
     mix: bool = option(
         True, "the pooled direction is added, with weights that are fitted on the validation part"

@@ -24,16 +24,16 @@ from prb_jax.platform.sharding import batch_sharding, mesh_shape, replicated, to
 from prb_jax.records.options import Options, choices_of, option, options_of
 
 Floats = tuple[float, ...]
-Ints = tuple[int, ...]  # types of settings with several values, of which the validation part chooses one
+Ints = tuple[int, ...]  # types of settings with several values; the validation part chooses one
 
-State = Any  # what a method knows of one user: a tree of arrays, the same shapes for all users
+State = Any  # a method's data on one user: a tree of arrays, with the same shapes for all users
 
 
 class MethodSettings(Options):
     """Settings of a method of this package: a frozen dataclass, each field an ``option``.
 
     Raises:
-      DataError: a value, or an entry of a tuple, is not as its field says; names the setting and the value.
+      DataError: If a value, or an entry of a tuple, does not fit its field; the message names setting and value.
     """
 
     def __init_subclass__(cls) -> None:
@@ -83,23 +83,23 @@ class Method:
     name: str  # as it is written on the command line
     settings: type  # the frozen dataclass of its settings; ``settings()`` are the defaults
     # ``(seen, validation, *, settings, key, mesh=None) -> Fitted``, from the choices of seen people, and of
-    # other people for every choice of a number. It is computed on one device, so that it does not depend on
-    # the mesh; the people of the validation part are split over the mesh. A method that trains the backbone
-    # trains it on the mesh, as `prb train` does
+    # other people to select numbers. The fit runs on one device and does not depend on the mesh; only the
+    # people of the validation part are split over the mesh. A method that trains the backbone trains it on
+    # the mesh, like `prb train`
     fit: Callable[..., Fitted]
     # ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts
     adapt: Callable[[Fitted, Context, jax.Array], State]
     # ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure
     score: Callable[[Fitted, State, Responses], jax.Array]
-    # ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts)
+    # ``(fitted) -> State`` of a person without any data (k = 0, no posts)
     empty_state: Callable[[Fitted], State]
-    # whether the score of a response depends on that response alone, so that the responses of many
-    # comparisons may be scored at once; False where it depends on the other responses of the comparison
+    # whether the score of a response depends only on that response; then responses of many comparisons may
+    # be scored at once. False if it depends on the other responses of the comparison
     pointwise: bool = True
     holds_posts: bool = False  # whether the state has a place for each place of a post
     needs: tuple[str, ...] = ()  # names of the fields of `Choices` that it cannot do without
-    # ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
-    # trains the backbone: then they are known only when it is fitted. None: the features stay as they are
+    # ``(fitted, choices) -> Choices`` with the features that adapt and score read, for a method that trains
+    # the backbone and so knows them only after the fit. None leaves the features unchanged
     represent: Callable[[Fitted, Choices], Choices] | None = None
     # ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
     # print beside its accuracy, such as its accuracy without adaptation
@@ -131,13 +131,13 @@ def adapt_users(
     """Adapt a method to many users, and return their states, each leaf with a leading axis U, on the host.
 
     Args:
-      choices: the tables, and the choices to which ``contexts`` refers.
-      contexts: the k comparisons of each of U users.
-      key: of methods that draw; every user has an own key, whatever the mesh.
-      mesh: devices over which the users are split.
+      choices: Tables, and the choices that ``contexts`` indexes.
+      contexts: The k comparisons of each of U users.
+      key: Random key for methods that draw; each user's key is independent of the mesh.
+      mesh: Devices that share the users.
 
     Raises:
-      DataError: the data lack a thing that the method needs.
+      DataError: If the data lack a field that the method needs.
     """
     choices.require(method.name, method.needs)
     places, posts, users = contexts.places, choices.posts, contexts.users
@@ -145,7 +145,7 @@ def adapt_users(
     run = partial(_adapt, method, fitted, _on_devices(choices.table, mesh), key)
     if posts is None:
         return _over_users(run, (*rows, None), mesh)
-    # The time is that of the padded posts, and few people have as many posts as the one with the most.
+    # The time depends on padded posts, and few people have as many posts as the longest profile.
     fewest = posts.mask.shape[1] if method.holds_posts else FEWEST_POSTS
     widths, states, order = _widths_of_posts(posts, fewest)[users], list[State](), list[np.ndarray]()
     for width in np.unique(widths):
@@ -158,7 +158,7 @@ def adapt_users(
 
 
 def _widths_of_posts(posts: Posts, fewest: int) -> np.ndarray:
-    """In how many places the posts of each user are held, [U]: powers of two, so that there are few programs."""
+    """Return the padded number of posts of each user, [U]: powers of two, to compile few programs."""
     mask = np.asarray(posts.mask)
     most = mask.shape[1]
     count = (mask * (np.arange(most) + 1)).max(axis=1, initial=0)  # up to the last post
@@ -175,10 +175,10 @@ def score_users(
     *,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
-    """Score the comparisons ``queries`` of U users under their ``states``, as of `adapt_users`.
+    """Score the comparisons ``queries`` of U users under their ``states`` from `adapt_users`.
 
     Returns:
-      float32 [U, q, 2]: the score of the chosen and of the rejected response; NaN where there is no comparison.
+      Scores of the chosen and of the rejected response, float32 [U, q, 2]; NaN for padding.
     """
     table = _on_devices(choices.table, mesh)
     pairs = np.stack([choices.chosen, choices.rejected], -1)[queries.places]
@@ -263,7 +263,7 @@ def _score(
 
 @partial(jax.jit, static_argnums=0)
 def adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> State:
-    """Return the states of people, each leaf with a leading axis as that of the contexts."""
+    """Return the states of people; each leaf has the leading axis of the contexts."""
     return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
 
 
@@ -279,7 +279,7 @@ def score_table(
 ) -> jax.Array:
     """Return float32 [people, n, K]: the scores of every row of responses under every state.
 
-    ``people`` [people] are any numbers: the states of a method that knows no person have no axis to tell how many.
+    ``people`` [people] may contain any numbers: it gives their count if the method's state is empty.
     """
 
     def of_person(state: State, person: jax.Array) -> jax.Array:
@@ -289,7 +289,7 @@ def score_table(
 
 
 def repeated(state: State, users: int) -> State:
-    """Return one state for each of U users, such as that of a person of whom nothing is known."""
+    """Repeat one state, e.g. the state of a person without data, for U users."""
     return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (users, *np.shape(leaf))), state)
 
 
@@ -302,7 +302,7 @@ def accuracy_of(method: Method, fitted: Fitted, states: State, choices: Choices,
     """Return the share of queries whose chosen response has the higher score under ``states``; a tie counts one half.
 
     Raises:
-      DataError: there are no queries.
+      DataError: If the queries are empty.
     """
     scores = score_users(method, fitted, states, choices, queries)[queries.mask]
     if not len(scores):
@@ -328,6 +328,6 @@ def shuffled_users(
 def swapped_labels(
     method: Method, fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
 ) -> float:
-    """Return the accuracy when the person is said to have chosen the response that they rejected."""
+    """Return the accuracy after adapting to swapped labels: each rejected response counts as chosen."""
     states = adapt_users(method, fitted, choices.turned_round(), contexts, key=key)
     return accuracy_of(method, fitted, states, choices, queries)

@@ -46,7 +46,7 @@ ALL: Final = "all"
 
 
 def method_names() -> dict[str, str]:
-    """Return the names of all methods with a line about each: those of ``METHODS``, and behind them plug-ins."""
+    """Return the names of all methods with a line about each: first ``METHODS``, then plug-ins."""
     return {**METHODS, **{name: "a plug-in" for name in names("few_shot") if name not in METHODS}}
 
 
@@ -70,7 +70,7 @@ class StudyMethods:
     """The methods of a study."""
 
     methods: list[Method]  # in the order of its tables
-    # those that must be possible; others are left out where the data lack what they need
+    # methods that must run; other methods are left out if the data lack a field that they need
     named: frozenset[str]
     left_out: dict[str, str]  # of "all", with the reason
 
@@ -117,8 +117,8 @@ def read_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings of each method that is named.
 
     Args:
-      texts: as "lore.bases=4,8": a value is a number or a word, or several of these with commas between them where the
-        setting has several values.
+      texts: Settings, e.g. "lore.bases=4,8". A value is a number or a word; a setting with several values separates
+        them by commas.
 
     Raises:
       DataError: a text of another form, no such method or field, or a value that the method refuses.

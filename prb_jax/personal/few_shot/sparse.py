@@ -5,9 +5,9 @@
     r_u(w) - r_u(l) = (beta + b_u).[z(delta) - z(-delta)]
 
 beta is the logistic regression of everybody on the features, b_u the most probable deviation of the person under a
-Gaussian prior: coefficient j says how much feature j draws this person more than others. For K responses the
-difference is that to the mean of all of them, doubled, which for a pair is delta. `strongest` lists the pairs that
-show a feature, so that people (or a model) can give it a name; `coefficients` reads a person.
+Gaussian prior: coefficient j is the person's extra preference for feature j compared with others. For K responses the
+difference is twice the distance to the mean of all responses; for a pair this is delta. `strongest` lists the pairs
+that show a feature, for people (or a model) to name it; `coefficients` reads a person.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     m = slope * (w_0 m_nobody + w_1 m_simple + w_2 m_bayes),   w >= 0, sum w = 1
 
-`bayes` is the prior of that method. The simple prior has no directions: pooled Bradley-Terry, effects of texts, tastes
-in all directions alike, and the similarity to the person's own words. Nobody is its part that knows no person. Each
-part is a log-odds already. Weights and slope are those of the lowest loss on the validation part (stacking: Wolpert
-1992, Breiman 1996). Weights are pulled towards equal ones, because the same few people chose the numbers of each part.
+`bayes` is the prior of the method `bayes`. The simple prior has no directions: it has pooled Bradley-Terry, effects of
+texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
+simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
+(stacking: Wolpert 1992, Breiman 1996). Weights are pulled towards equal weights, because the same few people chose the
+numbers of each part.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PARTS = (NOBODY, *PERSONAL)
 
 @dataclass(frozen=True, kw_only=True)
 class StackedSettings(bayes.BayesSettings):
-    """Settings of stacked empirical Bayes: those of `bayes`, for all parts, and one of the weights."""
+    """Settings of stacked empirical Bayes: the settings of `bayes`, for all parts, and one for the weights."""
 
     pull: float = option(
         10.0,
@@ -77,7 +78,7 @@ def stack(margins: np.ndarray, *, pull: float) -> tuple[np.ndarray, float]:
         slopes = -1 / (1 + np.exp(total))
         return float(value), slopes @ margins / len(margins) + pull * (weights - equal) / len(margins)
 
-    # Above 0, so that margins that tell nothing still have a mean.
+    # Above 0: uninformative margins then still have a mean.
     found = minimize(loss, equal, jac=True, method="L-BFGS-B", bounds=[(1e-6, None)] * len(equal)).x
     return found / found.sum(), float(np.clip(found.sum(), *bayes.SLOPES))
 

@@ -5,10 +5,10 @@ person have, for small tastes w ~ N(mu, Sigma),
 
     E[s_i delta_i (s_j delta_j)^T] = c_i c_j delta_i delta_i^T Sigma delta_j delta_j^T
 
-so that products across comparisons tell Sigma without the noise of a single choice (Haseman and Elston 1972). Never is
-a comparison multiplied with itself, nor two that share a text, whose noise is common. In the space of the features one
-matrix M = E[c delta delta^T] stands for all; in the space of the texts, where a person judges a few of many, each pair
-of texts has its own count.
+Products across comparisons therefore estimate Sigma without the noise of a single choice (Haseman and Elston 1972). A
+comparison is never multiplied with itself, nor with one that shares a text, because their noise is common. In the
+space of features one matrix M = E[c delta delta^T] serves for all. In the space of texts, of which a person judges
+only a few, each pair of texts has a separate count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Judgements:
     deltas: np.ndarray  # float32 [n, D], chosen minus rejected
     texts: np.ndarray  # int32 [n, 2], chosen and rejected; ``typical`` in the place of the typical text
     person: np.ndarray  # int [n]
-    typical: int  # the number of the typical text, one more than that of the last text
+    typical: int  # number of the typical text: the last text's number plus one
 
 
 def judgements_of(choices: Choices, *, votes: bool) -> Judgements:
@@ -63,9 +63,9 @@ def taste_covariance(
     """Estimate the covariance of people's tastes for features.
 
     Args:
-      choices: n choices of several people.
-      margins: float [n], under the tastes of everybody.
-      components: of the differences, at most.
+      choices: The n choices of several people.
+      margins: Margins under the tastes of everybody, float [n].
+      components: Maximum number of components of the differences.
 
     Returns:
       W float [D, C], variances float [C] (falling, noise may make some of them negative) and Q float [C, C] with
@@ -100,10 +100,10 @@ def taste_covariance(
 
 
 def text_tastes(judged: Judgements, margins: np.ndarray, *, rank: int) -> np.ndarray:
-    """Estimate the directions in which people differ over single texts, whatever the features of these say.
+    """Estimate the directions in which people differ over single texts, independent of the features of the texts.
 
-    The covariance of two texts is the sum of products over the people who judged both, in different comparisons, over
-    that of the products of c, shrunk where few people did. The directions are its largest.
+    The covariance of two texts is a ratio of sums over the people who judged both in different comparisons: the
+    products, divided by the products of c. It is shrunk if few people did. The directions are its largest.
 
     Args:
       judged: n judgements of several people.

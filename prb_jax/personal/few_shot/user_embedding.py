@@ -7,8 +7,8 @@
 The published E is a soft prompt before the input of the language model, which `prb train` does with
 ``persona_embedding``. Here the backbone is frozen, so E conditions a small network that reads the response's state;
 the loss, the generic user E_0 and alpha are the published ones. A person at k = 0 is E_0. With comparisons, the
-cluster variant fits w alone, from the mean of the seen people; the individual one fits O_u from zero (the published
-one stays at E_0), both with a penalty that pulls them back.
+cluster variant fits only w, from the mean of the seen people. The individual variant fits O_u from zero (the published
+one stays at E_0). Both have a penalty that pulls them back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class UserClustersSettings(UserEmbeddingSettings):
 
 
 class Conditioned(Network):
-    """The network that an embedding conditions, the embedding E_0, and where they are mixed those of the clusters."""
+    """The network that an embedding conditions, the embedding E_0, and the cluster embeddings in that variant."""
 
     clusters: nnx.Param[Any] | None = None
 

@@ -4,9 +4,9 @@
     z = mu + exp(logvar / 2) eps in training, z = mu afterwards;   r(e | z) = v.e + MLP[e; z]
     softplus(-(r_w - r_l)) + w_KL anneal(t) KL,   KL = 0.5 sum (mu^2 + e^logvar - 1 - logvar)
 
-v starts as pooled Bradley-Terry and the last layer of the reward's MLP as 0 (the published model has no v), so that the
-fit before training is pooled, and may be chosen. The latent variable is normalised neither in training nor afterwards
-(the published code does one of them alone). At k = 0 it is 0 with variance 1. A latent variable may collapse, so its
+v starts as pooled Bradley-Terry and the last layer of the reward's MLP as 0 (the published model has no v). The fit
+before training is therefore pooled, and may be chosen. The latent variable is normalised neither in training nor
+afterwards (the published code does only one of the two). At k = 0 it is 0 with variance 1. It may collapse, so its
 controls are always printed: active units (the share of dimensions whose mu varies by more than 0.01 over people), KL by
 dimension, and the accuracy with z = 0, with another person's z, and with the labels of the context turned round.
 """
@@ -66,7 +66,7 @@ class Variational(Network):
         mask = context.mask
         hidden = self.encoder(jnp.concatenate([context.chosen.features, context.rejected.features], axis=1))
         some = jnp.any(mask)
-        allowed = mask | ~some  # at least one key, so that no gradient is undefined
+        allowed = mask | ~some  # at least one key, or gradients would be undefined
         attended = attend(self.query(hidden), self.key(hidden), self.value(hidden), allowed)
         pooled = jnp.sum(attended * mask[:, None], axis=0) / jnp.maximum(jnp.sum(mask), 1)
         both = {"mean": self.mean(pooled), "logvar": self.logvar(pooled)}
