@@ -1,6 +1,10 @@
-"""What people read is short: reprs and what messages quote, whatever the size of the values."""
+"""What people read is short and plain: reprs and what messages quote, whatever the size of the values; docstrings."""
 
+import ast
 import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +95,40 @@ def test_what_is_quoted_is_there():
 def test_a_small_batch_shows_its_shapes():
     batch = packed_batch([build_tree([[5, 6], [5, 7]])])
     assert "tokens=int32[1, 128]" in repr(batch)
+
+
+PACKAGE = Path(prb.__file__).parent
+SECTION = re.compile(r"\s*(Args|Attributes|Raises|Returns|Yields):")
+ENTRY = re.compile(r"^[\w*, `/\[\].]{1,60}:\s+(.*)")
+BARE = re.compile(
+    r"(of|for|as|to|in|by|with|from|on|over|what|who|which|where)\b(?! (many|much)\b)", re.IGNORECASE
+)
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of the package, with their files."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield str(path.relative_to(PACKAGE)), ast.get_docstring(node) or ""
+
+
+def test_an_entry_of_a_docstring_begins_with_a_noun_or_a_verb():
+    bare, entries = [], 0
+    for path, text in docstrings():
+        in_section = False
+        for line in text.splitlines():
+            if SECTION.fullmatch(line):
+                in_section = True
+            elif in_section and (entry := ENTRY.match(line.strip())):
+                entries += 1
+                bare += [f"{path}: {line.strip()}"] if BARE.match(entry[1]) else []
+    assert entries > 2000
+    assert not bare
+
+
+@pytest.mark.parametrize(("words", "most"), [(r"that of|those of|as of", 0.3), ("alone", 0.5)])
+def test_docstrings_name_a_thing_again(words, most):
+    """Counted for every 1,000 words: docstrings written by native speakers have 0 and 0.1."""
+    text = " ".join(text for _, text in docstrings())
+    assert 1000 * len(re.findall(rf"\b({words})\b", text)) < most * len(text.split())

@@ -63,7 +63,7 @@ class PromptExtras:
     )
     history: Data | None = option(
         None,
-        "with --shots: labelled comparisons to take them from (default: earlier comparisons in the data)",
+        "labelled comparisons that --shots takes them from (default: earlier comparisons in the data)",
         "NAME_OR_PATH ...",
     )
     aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")

@@ -162,7 +162,7 @@ def check_site(request: Request, hosts: frozenset[str] | None) -> None:
     `hosts` are the names that clients may use for the server; None allows any. Programs, unlike pages, send no origin.
 
     Raises:
-      RefusedError: With status 421 for another name, 403 for another site.
+      RefusedError: The host has another name (status 421), or another site sent the request (403).
     """
     host = request.headers.get("host", "")
     if hosts is not None and _split(f"//{host}")[0] not in hosts:

@@ -98,7 +98,7 @@ def build_tree(
 
     Args:
       sequences: K >= 1 non-empty sequences of token ids, one whole conversation each.
-      read: For each sequence, the index of the token at which to read the score; the last token if not given.
+      read: Index, in each sequence, of the token at which to read the score; the last token if not given.
       truncation: Truncation to record in the tree.
 
     Returns:

@@ -63,11 +63,11 @@ class LoadOptions:
         "BASE",
         effect="contents",
     )
-    beta: float = option(0.1, "with --reference or --reference-free: factor of the rewards", "B", above=0)
+    beta: float = option(0.1, "factor of the rewards, with --reference or --reference-free", "B", above=0)
     reference_free: bool = option(False, "rewards of a policy are beta log p_policy, without a reference")
     logprobs: Together = option(
         "sum",
-        "with --reference-free: reduce the log-probabilities of a response's tokens by sum, average, or negative "
+        "reduction of the log-probabilities of a response's tokens with --reference-free: sum, average, or negative "
         "Euclidean norm, as in RewardBench",
     )
 

@@ -32,9 +32,9 @@ from prb_jax.records.options import option
 class GPOSettings(EpisodeSettings):
     """Settings of GPO; the paper has width 128, 6 layers, 4 heads, feed-forward 128 and 4 layers of ``embedding``."""
 
-    width: int = option(64, "of a token", least=1)
-    layers: int = option(2, "of attention", least=1)
-    heads: int = option(4, "of each layer", least=1)
+    width: int = option(64, "width of a token", least=1)
+    layers: int = option(2, "layers of attention", least=1)
+    heads: int = option(4, "attention heads of each layer", least=1)
     embedding: int = option(2, "layers of the MLP that makes a token", least=1)
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class LoReFreeSettings(FewShotSettings):
     bases: Ints = option((4, 8), "B, the number of directions", least=2)
     anchor: Floats = option((1e-2, 1e-1, 1.0), "a, the pull of the basis to its reference", least=0)
     pull: Floats = option(
-        (0.3, 1.0, 3.0, 10.0, 30.0, 100.0), "of a new person's weights to the mean weights", above=0
+        (0.3, 1.0, 3.0, 10.0, 30.0, 100.0), "pull of a new person's weights to the mean weights", above=0
     )
     reference: Literal["head", "pooled"] = option(
         "pooled", "head, the score head of the backbone (from base_scores, which it must explain), or pooled"

@@ -38,7 +38,7 @@ class PALSettings(JointSettings):
     """Settings of PAL-B."""
 
     prototypes: int = option(4, "K", least=2)
-    width: int = option(32, "of the space of ideal points", least=1)
+    width: int = option(32, "dimensions of the space of ideal points", least=1)
     hidden: int = option(64, "width of the MLPs", least=1)
     of_prompt: bool = option(
         False, "prototypes are functions of the question's state, which the data must have then"

@@ -48,7 +48,7 @@ class PReFSettings(FewShotSettings):
     rank: int = option(6, "J", least=1)
     beta: Floats = option((0.3, 1.0, 3.0, 10.0), "the penalty of the people's weights", above=0)
     pull_to: tuple[Literal["zero", "mean"], ...] = option(
-        ("zero", "mean"), "where a new person's weights are pulled to"
+        ("zero", "mean"), "target of the pull of a new person's weights"
     )
     l2: Floats = option((1e-3, 1e-2, 1e-1), "the penalty of F, in the mean loss", above=0)
     pooled_l2: Floats = option(

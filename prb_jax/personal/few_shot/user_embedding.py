@@ -39,11 +39,11 @@ from prb_jax.records.options import option
 class UserEmbeddingSettings(JointSettings):
     """Settings of the embedding of a person."""
 
-    width: int = option(16, "of E", least=1)
+    width: int = option(16, "width of E", least=1)
     hidden: int = option(64, "width of the network", least=1)
     alpha: float = option(0.5, "share of the loss under the person's own embedding", above=0, most=1)
     offset_penalty: float = option(
-        1e-2, "of |O_u|^2 (individual) or |w_u|^2 (cluster) of the seen people", least=0
+        1e-2, "penalty of |O_u|^2 (individual) or |w_u|^2 (cluster) of the seen people", least=0
     )
 
 

@@ -45,7 +45,7 @@ class VPLSettings(EpisodeSettings):
     latent: int = option(32, "dz", least=1)
     hidden: int = option(128, "width of both layers of each MLP", least=1)
     kl: float = option(1e-4, "w_KL", least=0)
-    cycles: int = option(4, "of the cosine annealing of w_KL over the training", least=1)
+    cycles: int = option(4, "cycles of the cosine annealing of w_KL over the training", least=1)
     floor: float = option(0.1, "the least of the annealing", least=0)
 
 
