@@ -102,7 +102,7 @@ def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str)
     parts: list[RenderableType] = [Text(title, style="bold")]
     for part, about in _PARTS.items():
         if here := [row for row in rows if row["split"] == part]:
-            parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
+            parts += [_curves(here, f"{part}: {about}"), *_differences(here, part), _controls(here, part)]
             if any(row.get("log_loss") is not None for row in here):  # absent in earlier versions
                 parts.insert(-2, _curves(here, f"{part}: log-loss", figure="log_loss"))
     return Group(*parts, _costs(rows, "time and memory"), Text("\n".join(_notes(summary))))
@@ -141,20 +141,27 @@ def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
     return last
 
 
-def _differences(rows: Sequence[Row], part: str) -> Table:
-    """Return differences from pooled at the most shots, and whether pooled + offset is beaten."""
+def _differences(rows: Sequence[Row], part: str) -> list[Table]:
+    """Return differences from pooled at the most shots, in log-loss and in accuracy; each fits 80 columns."""
     most = max(row["shots"] for row in rows if row["accuracy"] is not None)
-    columns = {
+    log_loss = {
         "method": field("method"),
         "log-loss\nminus pooled": lambda row: number(row.get("log_loss_diff_to_pooled"), "{:+.4f}"),
-        "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # absent in earlier versions
+        "p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # absent in earlier versions
+    }
+    accuracy = {
+        "method": field("method"),
         "accuracy\nminus pooled": change("diff_to_pooled"),
         "p, Holm": lambda row: _p(row["p_holm"]),
         "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": lambda row: f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
     }
     note = "[..] 95 % interval of the paired difference, over people"
-    return Table.of(f"{part}, k={most}", _last(rows).values(), columns, note=note)
+    last = _last(rows).values()
+    return [
+        Table.of(f"{part}, k={most}: log-loss", last, log_loss),
+        Table.of(f"{part}, k={most}", last, accuracy, note=note),
+    ]
 
 
 def _p(value: float | None) -> str:

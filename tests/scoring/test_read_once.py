@@ -134,7 +134,7 @@ def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp
         assert (out / "scores.jsonl").read_bytes() == before
     copy.write_bytes(contents)
     (out / BLOCKS).rename(tmp_path / "kept")
-    with pytest.raises(RunError, match=r"blocks.jsonl: missing or empty.* put it back"):
+    with pytest.raises(RunError, match=r"blocks.jsonl: missing or empty.* restore it"):
         score(copy, out)
     (out / BLOCKS).write_text('{"file": 0, "block": 1, "sha256": ""}\n')
     with pytest.raises(RunError, match=r"blocks.jsonl: 0, 1: not the next block"):

@@ -160,7 +160,7 @@ def test_how_many_people_a_gain_takes() -> None:
     assert needed["people"] == pytest.approx(people, rel=1e-3)
     assert needed["choices"] == pytest.approx(3 * people, rel=1e-3)
     half = 0.5 / needed["people"] ** 0.5
-    row = {"n": 9, "diff_to_pooled": 0.01, "diff_to_pooled_ci95": [0.01 - half, 0.01 + half]}
+    row = {"n": 9, "expected": 0.01, "diff_to_pooled_ci95": [0.01 - half, 0.01 + half]}
     assert power_of([row])["power"] == pytest.approx(0.8, abs=1e-3)
     assert people_needed(rows[:0])["people"] is None
 

@@ -199,7 +199,7 @@ def test_a_response_of_many_comparisons_is_computed_once_and_its_gradients_are_s
         for number, of_one in enumerate(facts)
     ]
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
-    examples = Examples(comparisons, comparisons, trees=trees, weights=weights)
+    examples = Examples(comparisons, comparisons, trees=Held(trees), weights=weights)
     step, state, frozen = build(small_config())
     whole = planned(examples, small_config(), attention=BLOCKS, tokens=512, steps=1)
     members, slots = np.arange(len(trees)), np.zeros(len(trees), np.int32)
