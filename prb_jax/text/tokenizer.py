@@ -138,6 +138,11 @@ class ChatTokenizer(TokenizerIds):
                 )
 
     @cached_property
+    def _special_tokens(self) -> dict[str, Any]:
+        """Special tokens by name; the tokenizer builds this dict anew at each access, too slow for every text."""
+        return dict(self.tokenizer.special_tokens_map)
+
+    @cached_property
     def _words(self) -> frozenset[str]:
         """Words of the template, including the names of the fields that it reads."""
         return frozenset(re.findall(r"\w+", self.template.text))
@@ -176,7 +181,7 @@ class ChatTokenizer(TokenizerIds):
     def _written(
         self, spoken: list[dict[str, Any]], context: Mapping[str, Any], generation_prompt: bool
     ) -> str:
-        given = {**self.tokenizer.special_tokens_map, "tools": context.get("tools"), "documents": None}
+        given = {**self._special_tokens, "tools": context.get("tools"), "documents": None}
         given |= {"add_generation_prompt": generation_prompt, **dict(self.template.variables)}
         given |= context.get("chat_template_kwargs", {})
         return compile_template(self.template.text)(messages=spoken, **given)
