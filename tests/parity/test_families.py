@@ -91,23 +91,8 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
         np.testing.assert_allclose(row, oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "family",
-    families(
-        "gemma2",
-        "olmo3",
-        "phi3-longrope",
-        "smollm3",
-        "ministral3",
-        "glm4",
-        "exaone4",
-        "qwen3_moe",
-        "qwen2_moe",
-        "gpt_oss",
-        "qwen3_5-tail",
-        "qwen3_next",
-    ),
-)
+# One of each kind of layer: norms, caps and windows; half of a head turned; experts and sinks; states and experts.
+@pytest.mark.parametrize("family", families("gemma2", "glm4", "gpt_oss", "qwen3_next"))
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
     config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)

@@ -10,6 +10,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
+from tests.sweeps import sweep
 from tests.tiny_tokenizer import DATED
 from tests.training.tiny import comparisons, config, rows, write_model, write_rows
 
@@ -82,7 +83,7 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
 
 @pytest.mark.parametrize(
     ("changes", "targets", "ranks"),
-    [
+    sweep([
         (
             {"architectures": ["Phi3ForSequenceClassification"], "model_type": "phi3"},
             ("q", "v", "up", "down"),
@@ -107,7 +108,7 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
             ("k", "q_gate", "delta_q", "delta_z", "delta_v", "delta_a"),
             {"q_proj": 2, "in_proj_qkvz": 6, "in_proj_ba": 2},
         ),
-    ],
+    ], few=(2,)),
     ids=["phi3", "qwen3_5", "qwen3_next"],
 )  # fmt: skip
 def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(changes, targets, ranks, tmp_path):
