@@ -6,9 +6,9 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3 p
 VENV := .venv
 RUN := $(VENV)/bin/python
 OUT ?= runs/quickstart
-# A process a core and for each 6 GB of free memory, at most eight, which take a file of tests at a time: most of the
-# time is compiling, on one core each. Later arguments win: PYTEST_ARGS="-n 0" is one process.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); n=$$((n < 8 ? n : 8)); \
+# A process for each 6 GB of free memory, at most eight, which take a file of tests at a time: three for two cores,
+# as tests wait for processes that they start. Later arguments win: PYTEST_ARGS="-n 0" is one process.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); n=$$(((3 * n + 1) / 2)); n=$$((n < 8 ? n : 8)); \
 	m=$$(awk '/MemAvailable/ {print int($$2 / 6000000)}' /proc/meminfo 2>/dev/null); m=$${m:-8}; m=$$((m < 1 ? 1 : m)); \
 	echo $$((n < m ? n : m)))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
@@ -16,6 +16,10 @@ PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 FAST := XLA_FLAGS="$$($(RUN) -m tests.plain_process) $$XLA_FLAGS"
 PYTEST_ARGS ?=
 INSTALLING := echo "installing prb_jax and its libraries into $(VENV): about 1 GB, some minutes the first time ..."
+
+# The libraries are installed without compiled modules, and the first import writes those that are used. Where this
+# variable, which many containers set, forbids that, every process compiles them again: two seconds each and more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart install install-report install-check install-test install-docs docs test test-fast test-all test-newest lint format types clean intervals
 
