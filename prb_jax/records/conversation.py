@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,6 +31,9 @@ NAME_FIELDS: Final = ("name", "tool_call_id")
 
 MEDIA_FIELDS: Final = ("images", "videos", "audio")
 """Fields of a message with other media than text, which no model here can read."""
+
+MESSAGE_FIELDS: Final = frozenset(("role", "content", *SPOKEN_FIELDS, *NAME_FIELDS, *MEDIA_FIELDS))
+"""All fields of a message that are read, or refused by name."""
 
 CONTEXT_FIELDS: Final = ("tools", "chat_template_kwargs")
 """Fields of a record or request that a chat template receives in addition to the messages."""
@@ -360,6 +366,17 @@ def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *,
             )
 
 
+@functools.lru_cache(maxsize=1024)
+def nearest_message_field(name: str) -> str | None:
+    """Return the field of a message that a field with another name probably means; None if it resembles none."""
+    plain = re.sub(r"[^a-z]", "", name.casefold())
+    if plain in ("thought", "thoughts"):
+        return "reasoning_content"
+    spelled = {known.replace("_", ""): known for known in sorted(MESSAGE_FIELDS)}
+    near = difflib.get_close_matches(plain, spelled, n=1, cutoff=0.86)
+    return spelled[near[0]] if near and name not in MESSAGE_FIELDS else None
+
+
 def is_empty(value: object) -> bool:
     """Return whether a value is null, an empty text, list or object (also as JSON), or holds only such values."""
     if isinstance(value, str):
@@ -385,6 +402,11 @@ def read_message(value: object, where: str, name: str) -> Message:
     if isinstance(content, str) and len(item) == 2:
         return Message(role, fields.text(content, where, f"{name}.content"))
     refuse_extras(item, MEDIA_FIELDS, where, within=name)
+    for key in item.keys() - MESSAGE_FIELDS:
+        if (meant := nearest_message_field(str(key))) and not is_empty(item[key]):
+            fields.fail(
+                where, f"{name}.{key}", f"is no field of a message and is not read; rename it to '{meant}'"
+            )
     kept = {key: _calls(item[key]) if key in ("tool_calls", "function_call") else item[key]
             for key in (*SPOKEN_FIELDS, *NAME_FIELDS) if not is_empty(item.get(key))}  # fmt: skip
     if isinstance(content, list | tuple):

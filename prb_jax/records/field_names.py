@@ -6,12 +6,12 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, quote
-from prb_jax.records.conversation import CONTEXT_FIELDS, UNREAD_FIELDS, is_empty
+from prb_jax.records.conversation import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, as_record
 
 RECORD_FIELDS: Final = (
@@ -55,6 +55,9 @@ _INSTEAD: Final = {
 }
 """Field -> alternative fields: if one of these is present, the field is not missing."""
 
+_CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected", "responses")
+_POST_FIELDS: Final = frozenset(("id", "category", "text"))
+
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
 
@@ -70,6 +73,31 @@ def nearest_field(name: str) -> str | None:
     spelled = {known.replace("_", ""): known for known in RECORD_FIELDS}
     near = difflib.get_close_matches(plain, spelled, n=1, cutoff=_NEAR)
     return spelled[near[0]] if near else None
+
+
+def unread_parts(record: Mapping[str, Any]) -> set[str]:
+    """Return the names, with their place, of the fields of messages and posts that have a value and are not read."""
+    found: set[str] = set()
+    for name in _CONVERSATIONS:
+        for message in _mappings(record.get(name)):
+            found |= {f"field {str(key)!r} of a message" for key in _others(message, MESSAGE_FIELDS)}
+    for post in _mappings(record.get("profile")):
+        if len(post) > len(_POST_FIELDS):
+            found |= {f"field {str(key)!r} of a post" for key in _others(post, _POST_FIELDS)}
+    return found
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list, or of a list of lists."""
+    for item in value if isinstance(value, list | tuple) else ():
+        if isinstance(item, Mapping):
+            yield item
+        else:
+            yield from _mappings(item)
+
+
+def _others(item: Mapping[str, Any], known: Collection[str]) -> list[Any]:
+    return [key for key, value in item.items() if key not in known and not is_empty(value)]
 
 
 @dataclass(frozen=True)
@@ -146,6 +174,11 @@ class FieldMapper:
         if not self._told_system and not is_empty(value.get("system")):
             self._told_system = True
             about = f"{self._source}: 'system': not read; if it belongs to the prompt, {_REMEDY}"
+            warnings.warn(about, PrbWarning, stacklevel=2)
+        if unread := unread_parts(value) - self._told:
+            self._told |= unread
+            names = " and ".join(sorted(unread))
+            about = f"{where}: {names}: not read, so no model sees it, here and in other records"
             warnings.warn(about, PrbWarning, stacklevel=2)
         for column in value.keys() - _KNOWN - self._told:
             name = nearest_field(column) if isinstance(column, str) else None

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import lines as json_lines
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import CONTEXT_FIELDS, NAME_FIELDS, Turns, turns_of
@@ -181,6 +181,14 @@ def test_texts_continue_a_prefill():
             r"'prompt\[0\]\.content\[0\]\.type': expected 'text', found 'image'",
         ),
         ({"prompt": [{"role": "user", "content": None, "name": "a"}]}, r"'prompt\[0\]\.content': missing"),
+        (
+            {"prompt": [USER | {"tool_call": TOOLS}]},
+            r"'prompt\[0\]\.tool_call': is no field of a message and is not read; rename it to 'tool_calls'",
+        ),
+        (
+            {"prompt": [USER | {"thoughts": "Hot."}]},
+            r"'prompt\[0\]\.thoughts': .* rename it to 'reasoning_content'",
+        ),
         ({"prompt": [{"role": "critic", "content": "a"}]}, r"'prompt\[0\]\.role': expected one of system, developer"),
         ({"tools": {"name": "a"}}, "'tools': expected a list of tools"),
         ({"tools": ["kettle"]}, r"'tools\[0\]': expected an object"),
@@ -193,6 +201,39 @@ def test_what_no_template_can_read_is_named(row, message):
     plain = {"prompt": [USER], "chosen": "Green.", "rejected": "None."}
     with pytest.raises(DataError, match=f"^f:1: field {message}"):
         Comparison.from_row(plain | row, where="f:1")
+
+
+@pytest.mark.parametrize("kind", ["x.jsonl", "large x.jsonl", "x.parquet", "objects", "table"])
+def test_fields_of_messages_and_posts_that_nobody_reads_are_named_once(kind, tmp_path, monkeypatch):
+    posts = [{"id": "p", "category": "food", "text": "I like tea.", "mood": mood} for mood in (None, "good")]
+    chosen = [GOOD | {"weight": weight} for weight in (None, 0.5)]
+    rows = [
+        {
+            "id": str(k),
+            "prompt": [USER],
+            "chosen": [chosen[k % 2]],
+            "rejected": [BAD],
+            "profile": [posts[k % 2]],
+        }
+        for k in range(4)
+    ]
+    if kind.startswith("large"):
+        monkeypatch.setattr(json_lines, "LARGE", 1)
+    data = tmp_path / kind.removeprefix("large ")
+    where = "row 2"
+    if data.suffix == ".jsonl":
+        write_lines(data, rows)
+        where = f"{data}:2"
+    elif data.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data)
+    else:
+        data, where = pa.Table.from_pylist(rows) if kind == "table" else rows, "position 1"
+    with pytest.warns(PrbWarning) as told:
+        assert len(list(open_comparisons(data)) if kind.startswith("large") else read_comparisons(data)) == 4
+    expected = (
+        f"{where}: field 'mood' of a post and field 'weight' of a message: not read, so no model sees it"
+    )
+    assert [expected in str(one.message) for one in told].count(True) == len(told) == 1, told.list
 
 
 @pytest.mark.parametrize(
