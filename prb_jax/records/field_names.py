@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, quote
 from prb_jax.records.conversation import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
-from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, as_record
+from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
 
 RECORD_FIELDS: Final = (
     "id",
@@ -142,7 +142,6 @@ class FieldMapper:
         self._names, self._source = names, source
         self._missing = set(names.columns)
         self._told: set[str] = set()
-        self._told_system = False
         self._records = 0
 
     def __call__(self, value: Any, *, where: str) -> Any:
@@ -171,10 +170,11 @@ class FieldMapper:
         if self._missing and self._records == _PATIENCE:
             self.finish()
         value = {**value, "rendered": True} if self._names.rendered else as_record(value, where)
-        if not self._told_system and not is_empty(value.get("system")):
-            self._told_system = True
-            about = f"{self._source}: 'system': not read; if it belongs to the prompt, {_REMEDY}"
-            warnings.warn(about, PrbWarning, stacklevel=2)
+        for name in PROMPT_COLUMNS:
+            if name not in self._told and not is_empty(value.get(name)):
+                self._told.add(name)
+                about = f"{self._source}: {name!r}: not read; if it belongs to the prompt, {_REMEDY}"
+                warnings.warn(about, PrbWarning, stacklevel=2)
         if unread := unread_parts(value) - self._told:
             self._told |= unread
             names = " and ".join(sorted(unread))

@@ -25,6 +25,9 @@ LAYOUT_COLUMNS: Final = (
 )  # fmt: skip
 """Columns of layouts that are not fields of a record."""
 
+PROMPT_COLUMNS: Final = ("system", INSTRUCTION, "input", "conversations", "context_messages")
+"""Those with a part of the prompt; beside 'question' or 'prompt' they are not read."""
+
 _COLUMNS: Final = frozenset(LAYOUT_COLUMNS)
 _SPEAKERS: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",

@@ -16,6 +16,7 @@ from prb_jax.records import lines as json_lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.field_names import nearest_field
+from prb_jax.records.layouts import PROMPT_COLUMNS
 from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
 from tests.json_lines import write_lines
 
@@ -181,12 +182,13 @@ def test_columns_that_belong_to_the_prompt_are_all_read(kind, tmp_path, monkeypa
         read_comparisons([bad])
 
 
-def test_a_system_column_beside_a_prompt_is_named():
-    (lost,) = told(
-        lambda: read_comparisons([{"id": i, "question": "q", "system": "a", **PAIR} for i in "12"])
+@pytest.mark.parametrize("name", PROMPT_COLUMNS)
+def test_a_part_of_a_prompt_beside_a_prompt_is_named(name):
+    (lost,) = told(lambda: read_comparisons([{"id": i, "question": "q", name: "[1]", **PAIR} for i in "12"]))
+    assert lost.startswith(
+        f"data: '{name}': not read; if it belongs to the prompt, write the whole prompt as"
     )
-    assert lost.startswith("data: 'system': not read; if it belongs to the prompt, write the whole prompt as")
-    assert told(lambda: read_comparisons({"question": "q", "system": "", "input": "x", **PAIR})) == []
+    assert told(lambda: read_comparisons({"question": "q", name: "", **PAIR})) == []
 
 
 ASKED, GOOD, BAD = (
