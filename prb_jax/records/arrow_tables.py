@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
-from prb_jax.records.conversation import without_padding
+from prb_jax.records.message import without_padding
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:

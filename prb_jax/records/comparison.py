@@ -27,20 +27,22 @@ from typing import Any, Final
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
+    Turns,
+    is_rendered,
+    read_conversation,
+    rendered_prompt,
+    turns_of,
+    with_context,
+)
+from prb_jax.records.message import (
     CONTEXT_FIELDS,
     UNREAD_FIELDS,
     Message,
     Messages,
-    Turns,
     from_json,
     is_empty,
-    is_rendered,
     read_context,
-    read_conversation,
     refuse_extras,
-    rendered_prompt,
-    turns_of,
-    with_context,
 )
 
 LISTS: Final = (

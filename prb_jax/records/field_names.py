@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, quote
-from prb_jax.records.conversation import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
+from prb_jax.records.message import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
 
 RECORD_FIELDS: Final = (
     "id",

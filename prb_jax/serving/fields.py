@@ -12,17 +12,15 @@ import numpy as np
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Message, Post, read_profile
-from prb_jax.records.conversation import (
+from prb_jax.records.conversation import as_response, turns_of, with_context
+from prb_jax.records.message import (
     CONTEXT_FIELDS,
     UNREAD_FIELDS,
     Messages,
-    as_response,
     from_json,
     read_context,
     read_message,
     refuse_extras,
-    turns_of,
-    with_context,
 )
 from prb_jax.records.reading import parse_json
 from prb_jax.records.template_marks import template_mark

@@ -19,7 +19,8 @@ from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Comparison, Message, read_profile
-from prb_jax.records.conversation import from_json, split_response
+from prb_jax.records.conversation import split_response
+from prb_jax.records.message import from_json
 from prb_jax.records.template_marks import template_mark, without_end_marks
 from prb_jax.scoring.load import check_name, has_no_weights, is_module, open_scorer
 from prb_jax.scoring.remote import is_url

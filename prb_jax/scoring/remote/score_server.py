@@ -21,7 +21,8 @@ import numpy as np
 
 from prb_jax.errors import RunError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import Message, Turns, is_rendered, turns_of
+from prb_jax.records.conversation import Turns, is_rendered, turns_of
+from prb_jax.records.message import Message
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
