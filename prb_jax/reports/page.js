@@ -85,6 +85,8 @@
     show();
   }
 
+  addEventListener("beforeprint", () => all("details.fold").forEach((each) => { each.open = true; }));
+
   const theme = document.querySelector("[data-theme-switch]");
   theme.hidden = false;
   theme.addEventListener("click", () => {

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NONE = "–"  # placeholder for a missing figure
-_INTERVAL_WIDTH = 14  # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
 _RESULTS_SIDE_BY_SIDE = 3  # minimum, even if cells are folded
 _UNBOUNDED = 10_000
 
@@ -52,6 +51,26 @@ def signed(value: float | None, bounds: Sequence[float] | None) -> str:
         return NONE
     shown = "" if bounds is None else f" [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
     return Cell(f"{value:+.3f}{shown}", value)
+
+
+def percent(value: float, bounds: Sequence[float] | None) -> str:
+    """Return ``79.5 % [74.9, 83.5]``: a share with its interval, if any, for a sentence."""
+    ends = "" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
+    return f"{100 * value:.1f} %{ends}"
+
+
+def gained(value: float, bounds: Sequence[float] | None) -> str:
+    """Return ``+0.012 [-0.003, +0.027]``: a difference with its interval, if any, for a sentence."""
+    return signed(value, bounds).replace("..", ", ")
+
+
+def first_words(text: str, *, most: int = 80) -> str:
+    """Return the beginning of a text on one line, cut at a blank if there is one."""
+    words = " ".join(text[: 20 * most].split())
+    if len(words) <= most:
+        return words
+    kept = words[: most - 3]
+    return f"{kept[: kept.rfind(' ')] if ' ' in kept[most // 2 :] else kept} ..."
 
 
 def field(key: str, form: str = "{}") -> Getter:
@@ -112,8 +131,10 @@ class Table:
             table.add_column(no_wrap=True, style="bold")
             table.add_column(overflow="fold")
         for place, column in enumerate(table.columns):
-            if any(row and row[place].endswith("]") and ".." in row[place] for row in self.rows):
-                column.min_width = _INTERVAL_WIDTH
+            cells = (row[place] for row in self.rows if row)
+            intervals = [cell[cell.index("[") :] for cell in cells if cell.endswith("]") and ".." in cell]
+            # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
+            column.min_width = max(map(len, intervals), default=None)
             column.no_wrap = column.no_wrap or (self.whole and place >= self.words)
         for row in self.rows:
             if row:

@@ -23,8 +23,9 @@ from prb_jax.personal.features import FeatureOptions
 from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.saved import read_fitted
+from prb_jax.reports.planning import render_people
 from prb_jax.reports.report import report
-from prb_jax.reports.study import render_people, render_study
+from prb_jax.reports.study import render_study
 from prb_jax.reports.table import NONE
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study import personalise as module
