@@ -11,7 +11,7 @@ from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, HALF, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.writing import refuse_file, write_json
-from prb_jax.reports.table import Getter, Table, bounded, change, field, gained, number, percent
+from prb_jax.reports.table import Getter, Table, answered, bounded, change, field, gained, number, percent
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
@@ -220,9 +220,6 @@ def score_columns() -> dict[str, Getter]:
 
 def render_comparison(compared: Mapping[str, Any]) -> Group:
     """Return the answer of `compare`, and a table of the runs in their rank groups and of the differences."""
-    from rich.console import Group
-    from rich.text import Text
-
     runs, pairs = compared["runs"], compared["pairs"]
     first, differences = pairs[0], difference_columns(compared)
     shown = pairs if len(pairs) <= _PAIRS_SHOWN else [pair for pair in pairs if pair["a"] == runs[0]["name"]]
@@ -267,8 +264,8 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
             f"Pearson {number(scores['pearson'], '{:.4f}')}"
         )
     notes += ["; ".join(more)] if more else []
-    table = Table("", heads, rows, words=2, note="\n".join(notes), whole=True)
-    return Group(Text(comparison_answer(compared)), table)
+    table = Table("", heads, rows, words=2, whole=True)
+    return answered(table, answer=comparison_answer(compared), notes=notes)
 
 
 def _rms(pair: Mapping[str, Any]) -> str:

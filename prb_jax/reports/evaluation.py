@@ -203,7 +203,9 @@ def _subsets(run: FinishedRun) -> Iterator[Block]:
     if not parts:
         return
     columns = {"subset": field("name"), **{name: HEADLINE[name] for name in ("n", "accuracy", "ties")}}
-    for name, figures in (run.summary.get("baselines") or {}).items():
+    for name, figures in scorers(run.summary, name="").items():
+        if not name.startswith("baseline:"):
+            continue
         others = figures.get("by_subset") or {}
         columns[name.removeprefix("baseline:")] = lambda row, others=others: number(
             (others.get(row["name"]) or {}).get("accuracy")

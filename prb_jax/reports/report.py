@@ -21,6 +21,7 @@ from prb_jax.reports.comparison import (
     score_columns,
     what_differs,
 )
+from prb_jax.reports.correlation_shown import CORRELATE, correlation_chapter
 from prb_jax.reports.drawings import draw_points
 from prb_jax.reports.evaluation import chance_of, estimates_of, evaluation_chapter, model_name
 from prb_jax.reports.forest import BASELINE, CONTROL, Estimate, draw_forest
@@ -54,8 +55,8 @@ def report(
 
     Args:
       runs: One or several folders of `prb evaluate` (also with several numbers of posts), of `prb train` and `prb ppo`
-        for learning curves, and of `prb personalise`; or logs of lm-evaluation-harness and Inspect, as for
-        :func:`prb_jax.compare`.
+        for learning curves, of `prb personalise` and of `prb correlate`; or logs of lm-evaluation-harness and Inspect,
+        as for :func:`prb_jax.compare`.
       out: File with a name that ends in .html; an existing file is replaced.
       data: Current location of the data of the runs, as for `prb_jax.evaluate`; by default the names that each run was
         given.
@@ -80,17 +81,20 @@ def report(
     named_runs(folders)
     has_extra("report", "the pictures of the page")
     reader = TextReader([str(place) for place in ([data] if isinstance(data, str | Path) else data)])
-    studies, sweeps, trainings = (
-        [folder for folder in folders if (folder / file).is_file()] for file in (STUDY, _SWEEP, TRAIN)
+    studies, sweeps, trainings, correlations = (
+        [folder for folder in folders if (folder / file).is_file()]
+        for file in (STUDY, _SWEEP, TRAIN, CORRELATE)
     )
     evaluations: list[Path] = []
     for folder in folders:
         if folder in sweeps:
             evaluations += _points(folder).values()
-        elif folder not in (*studies, *trainings):
+        elif folder not in (*studies, *trainings, *correlations):
             evaluations.append(folder)
     finished = [read_run(folder, metric=metric, cluster=cluster) for folder in evaluations]
-    names = {path: name for name, path in named_runs([*studies, *trainings, *evaluations]).items()}
+    names = {
+        path: name for name, path in named_runs([*studies, *trainings, *correlations, *evaluations]).items()
+    }
     differing = what_differs({names[run.path]: run for run in finished})
     titles: dict[Path, str] = {}
     for run in finished:
@@ -109,6 +113,8 @@ def report(
         chapters.append(training_chapter(folder, names[folder], f"training-{number}"))
     for number, folder in enumerate(studies, start=1):
         chapters.append(study_chapter(folder, names[folder], f"study-{number}"))
+    for number, folder in enumerate(correlations, start=1):
+        chapters.append(correlation_chapter(folder, names[folder], f"correlation-{number}"))
     shown = [names.get(folder, folder.resolve().name) for folder in folders]
     page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
     write_once({target: page.encode("utf-8")}, replace=True)

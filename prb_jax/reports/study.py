@@ -19,9 +19,11 @@ from prb_jax.reports.table import (
     NONE,
     Getter,
     Table,
+    answered,
     bounded,
     change,
     field,
+    gained,
     number,
     percent,
     signed,
@@ -122,9 +124,6 @@ _DIFFERENCES: Final[Mapping[str, Getter]] = {
 def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
     """Return the answer of a study and one table, from the rows of ``results.json`` and the contents of
     ``study.json``."""
-    from rich.console import Group
-    from rich.text import Text
-
     plain = [row for row in rows if row["control"] is None]
     shots = sorted({row["shots"] for row in plain})[:_WIDE]
     lines: list[list[str]] = []
@@ -141,8 +140,7 @@ def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str)
         "prb report shows the controls, the calibration, time and memory of each method",
     ]
     heads = ["method", *(f"k={count}" for count in shots), *_DIFFERENCES]
-    table = Table("", heads, lines, note="\n".join(notes))
-    return Group(Text(title, style="bold"), Text(study_answer(rows)), table)
+    return answered(Table("", heads, lines), answer=study_answer(rows), notes=notes, title=title)
 
 
 def study_answer(rows: Sequence[Row]) -> str:
@@ -157,7 +155,7 @@ def study_answer(rows: Sequence[Row]) -> str:
         return "No method has a figure to compare with pooled, which treats all people alike."
     best = max(methods, key=lambda row: row["diff_to_pooled"])
     share = percent(best["accuracy"], best["accuracy_ci95"])
-    gain, p = signed(best["diff_to_pooled"], best["diff_to_pooled_ci95"]), _p(best["p_holm"])
+    gain, p = gained(best["diff_to_pooled"], best["diff_to_pooled_ci95"]), _p(best["p_holm"])
     after = f"After {counted(best['shots'], 'comparison')} of a {person}"
     verdict = f"p {p}, adjusted for all methods and shots" if best["p_holm"] is not None else "not tested"
     if best["diff_to_pooled"] > 0 and best["p_holm"] is not None and best["p_holm"] <= LEVEL:

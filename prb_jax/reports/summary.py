@@ -9,6 +9,7 @@ from prb_jax.metrics.summary import LENGTH_BASELINE
 from prb_jax.reports.table import (
     NONE,
     Table,
+    answered,
     bounded,
     change,
     field,
@@ -142,9 +143,6 @@ def render_summary(summary: Mapping[str, Any], *, title: str) -> Group:
 
     The table has the model, its controls and the baselines, then the scores of benchmarks, then the subsets.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     name = _label(str(summary.get("model", "the model")))
     shown = scorers(summary, name=name)
     columns = {
@@ -164,8 +162,8 @@ def render_summary(summary: Mapping[str, Any], *, title: str) -> Group:
     kept = [k for k in range(len(columns)) if any(row and row[k] not in (NONE, "") for row in rows)]
     cells = [["" if row[k] == NONE else row[k] for k in kept] if row else [] for row in rows]
     heads = [list(columns)[k] for k in kept]
-    table = Table("", heads, cells, note="\n".join(_notes(summary, shown, name)))
-    return Group(Text(title, style="bold"), Text(answer(summary, name=name)), table)
+    notes = list(_notes(summary, shown, name))
+    return answered(Table("", heads, cells), answer=answer(summary, name=name), notes=notes, title=title)
 
 
 def _subset_rows(summary: Mapping[str, Any]) -> list[list[str]]:

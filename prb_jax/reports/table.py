@@ -10,7 +10,7 @@ from prb_jax.errors import printable
 from prb_jax.platform.paths import shown
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
+    from rich.console import Console, ConsoleOptions, Group
     from rich.table import Table as RichTable
 
 NONE = "–"  # placeholder for a missing figure
@@ -69,7 +69,7 @@ def first_words(text: str, *, most: int = 80) -> str:
     words = " ".join(text[: 20 * most].split())
     if len(words) <= most:
         return words
-    kept = words[: most - 3]
+    kept = words[: most - 4]
     return f"{kept[: kept.rfind(' ')] if ' ' in kept[most // 2 :] else kept} ..."
 
 
@@ -156,6 +156,15 @@ class Table:
 def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
     """Return a table of names and values, one line each."""
     return Table(title, (), list(facts))
+
+
+def answered(table: Table, *, answer: str, notes: Sequence[str], title: str = "") -> Group:
+    """Return what a verb prints: a title, the answer in one sentence, a table, and notes as wide as the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = [Text(title, style="bold")] if title else []
+    return Group(*head, Text(answer), table, Text("\n".join(notes), style="italic"))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from prb_jax import cli
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
+from prb_jax.reports.table import gained
 from tests.json_lines import write_lines
 from tests.reports.browser import BROWSER, open_page
 from tests.reports.conftest import evaluate
@@ -117,6 +118,12 @@ def test_the_figures_are_those_of_the_runs(runs):
         user = next(user for user in users if user["ci95_low"])
         share, *ends = (float(user[key]) for key in ("accuracy", "ci95_low", "ci95_high"))
         assert f"{share:.3f} [{ends[0]:.3f}..{ends[1]:.3f}]" in text
+    compared = prb_jax.compare(runs / "length", runs / "random")
+    first, second = compared["runs"]
+    difference = gained(compared["pairs"][0]["difference"], compared["pairs"][0]["ci95"])
+    assert f"{first['name']}" in text.split(" [")[0]
+    assert f"{100 * first['accuracy']:.1f} % [" in text
+    assert f"ahead of {second['name']} by {difference}" in text
     for heading in (
         "All runs", "By subset", "By user", "Accuracy of each user", "Margins", "Reliability diagram",
         "expected calibration error",
@@ -193,8 +200,12 @@ def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_mis
     lacking = "needs matplotlib, which is not installed: pip install 'prb-jax[report]'"
     assert capsys.readouterr().err == f"prb: warning: left out: the pictures of the page: {lacking}\n"
     elements, whole = Elements(page), Elements(runs / "page.html")
-    assert "svg" in {tag for tag, _ in whole.all}
-    assert "svg" not in {tag for tag, _ in elements.all}
+    drawn, without = (
+        [attributes.get("class") for tag, attributes in page.all if tag == "svg"]
+        for page in (whole, elements)
+    )
+    assert set(drawn) == {"forest", None}
+    assert without == [name for name in drawn if name]  # forest plots need no library
     assert f"There is no picture, as it {lacking}" in elements.texts["p"]
     assert elements.texts["td"] == whole.texts["td"]
     assert "comparisons are right (margin above 0)" in elements.texts["p"]
@@ -223,6 +234,11 @@ def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
 def test_in_a_browser(runs):
     """The page renders without a complaint, sorts by mouse and keyboard, filters, and follows the dark."""
     with open_page(runs / "page.html", dark=True) as page:
+        folded = "[...document.querySelectorAll('details.fold')]"
+        assert (
+            page.evaluate(f"{folded}.filter((d) => d.open).length") == 0
+        )  # an answer and pictures come first
+        page.evaluate(f"{folded}.forEach((d) => {{ d.open = true; }})")
         table = "[...document.querySelectorAll('table')].find((t) => t.caption.textContent === 'Users')"
         column = f"[...{table}.tBodies[0].rows].filter((r) => !r.hidden).map((r) => Number(r.cells[1].textContent))"
         counts = page.evaluate(column)
@@ -236,6 +252,9 @@ def test_in_a_browser(runs):
 
         pairs = "document.querySelector('[data-pairs]')"
         shown = f"[...{pairs}.querySelectorAll('.pair')].filter((p) => p.checkVisibility())"
+        assert page.evaluate(f"{shown}.length") == 20  # the worst; the others on request
+        assert page.evaluate(f"{pairs}.querySelector('.question').textContent").startswith("Question ")
+        page.evaluate(f"{pairs}.querySelector('[data-show-all]').click()")
         assert page.evaluate(f"{shown}.length") == 60
         chosen = (
             "((name, value) => { const s = document.querySelector(`[data-filter=${name}]`); s.value = value; "
@@ -254,9 +273,8 @@ def test_in_a_browser(runs):
 
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
         ink = page.evaluate("getComputedStyle(document.body).color")
-        fills = (
-            "[...new Set([...document.querySelectorAll('svg text')].map((t) => getComputedStyle(t).fill))]"
-        )
+        texts = "[...document.querySelectorAll('svg text:not(.number, .remark)')]"
+        fills = f"[...new Set({texts}.map((t) => getComputedStyle(t).fill))]"
         assert page.evaluate(fills) == [ink]  # black letters cannot be read in the dark
         page.evaluate("document.querySelector('[data-theme-switch]').click()")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -273,12 +291,23 @@ def test_in_a_browser(runs):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_on_a_narrow_screen_words_stay_words_and_the_page_does_not_scroll(runs):
     with open_page(runs / "page.html", width=390) as page:
+        top = "document.querySelector('svg.forest').getBoundingClientRect().top"
+        assert page.evaluate("document.querySelector('main').firstElementChild.className") == "answer"
+        assert page.evaluate(top) < 500  # the picture begins on the first screen
+        apart = """[...document.querySelectorAll('svg.forest g')].every((row) => {
+          const figure = row.querySelector('.estimate').getBoundingClientRect();
+          const labels = [...row.querySelectorAll('text:not(.estimate)')].map((t) => t.getBoundingClientRect());
+          const beside = (label) => label.right < figure.left || label.top >= figure.bottom - 4;
+          return figure.right <= 390 && labels.every((label) => label.right < 390 && beside(label));
+        })"""
+        assert page.evaluate(apart)
+        page.evaluate("document.querySelectorAll('details.fold').forEach((d) => { d.open = true; })")
         widths = (
             "[...document.querySelectorAll('tbody th.words')].map((c) => c.getBoundingClientRect().width)"
         )
         assert min(page.evaluate(widths)) >= 100
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        letters = "[...document.querySelectorAll('svg')].map((s) => s.getBoundingClientRect().width"
+        letters = "[...document.querySelectorAll('svg[viewBox]')].map((s) => s.getBoundingClientRect().width"
         assert min(page.evaluate(f"{letters} / s.viewBox.baseVal.width)")) >= 0.88  # of 10 points: 9 pixels
 
 
@@ -307,6 +336,8 @@ def test_controls_stand_beside_the_model(tmp_path):
     summary = evaluate(knows, data, tmp_path / "run", name="knows", controls="blind")
     assert summary["controls"]["blind"]["accuracy"] == 0.0
     text = Elements(report(tmp_path / "run", out=tmp_path / "page.html")).texts["main"]
+    assert "knows prefers what the user wants in 100.0 %" in text
+    assert "; the profile is worth +1.000" in text
     assert "knows, shown no profile" in text
     assert "Knowing this user gains +1.000" in text
 
