@@ -158,6 +158,8 @@ def study_answer(rows: Sequence[Row]) -> str:
     gain, p = gained(best["diff_to_pooled"], best["diff_to_pooled_ci95"]), _p(best["p_holm"])
     after = f"After {counted(best['shots'], 'comparison')} of a {person}"
     verdict = f"p {p}, adjusted for all methods and shots" if best["p_holm"] is not None else "not tested"
+    if (loss := best.get("log_loss_diff_to_pooled")) is not None:
+        verdict += f"; log-loss {loss:+.4f}, p {_p(best.get('p_log_loss_holm'))}"
     if best["diff_to_pooled"] > 0 and best["p_holm"] is not None and best["p_holm"] <= LEVEL:
         return (
             f"{after}, {best['method']} predicts {share} of the person's choices, {gain} more than pooled, which "
