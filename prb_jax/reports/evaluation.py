@@ -22,7 +22,6 @@ from prb_jax.reports.page import Block, Chapter, Listing, Paragraph, Preformatte
 from prb_jax.reports.pairs import Texts, pairs_to_read, posts_seen
 from prb_jax.reports.summary import (
     HEADLINE,
-    MANY_TIES_OF_BASELINE,
     Summaries,
     about_figure,
     answer,
@@ -121,8 +120,7 @@ def estimates_of(summary: Mapping[str, Any], *, name: str) -> list[Estimate]:
     controls, lines = len(summary.get("controls") or {}), []
     for place, (one, figures) in enumerate(scorers(summary, name=name).items()):
         kind = MODEL if place == 0 else CONTROL if place <= controls else BASELINE
-        ties = {"most_ties": MANY_TIES_OF_BASELINE} if kind == BASELINE else {}
-        about = about_figure(figures, of=summary["n"], **ties)
+        about = about_figure(one, figures, of=summary["n"])
         if figures["accuracy"] is not None:
             label = one.removeprefix("baseline:").removeprefix(f"{name}, ")
             lines.append(Estimate(label, figures["accuracy"], figures.get("ci95"), kind, about))

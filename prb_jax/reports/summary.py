@@ -19,6 +19,7 @@ from prb_jax.reports.table import (
     percent,
     signed,
 )
+from prb_jax.scoring import VOTES
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 _BASELINE = "baseline:"  # prefix of scorers without a model
 _MANY_TIES = 0.01  # minimum share of ties for showing the half-credit accuracy
-MANY_TIES_OF_BASELINE = 0.05  # the same for baselines, of which a reader wants to know less
+_MANY_TIES_OF_BASELINE = 0.05  # the same for baselines, of which a reader wants to know less
 _MOST_SUBSETS = 12  # maximum number of subsets in a terminal
 _MOST_REMARKS = 4
 
@@ -127,14 +128,21 @@ def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, 
     return {name: summary, **within, **baselines}
 
 
-def about_figure(summary: Mapping[str, Any], *, of: int, most_ties: float = _MANY_TIES) -> str:
-    """Return what a reader must know beside an accuracy: many ties, or fewer comparisons than the model's ``of``."""
+def about_figure(name: str, summary: Mapping[str, Any], *, of: int) -> str:
+    """Return what a reader must know beside an accuracy; empty if there is nothing.
+
+    Many ties, fewer comparisons than the model's ``of``, and votes of others that are mostly for another response.
+    """
     parts, n, ties = [], summary["n"], summary.get("ties") or 0
     if n < of:
-        parts.append(f"only the {n:,} comparisons that other users judge too")
-    if ties > most_ties * n and summary.get("half_credit_accuracy") is not None:
-        half = f"{summary['half_credit_accuracy']:.3f} if each counts half"
-        parts.append(f"ties in {ties / n:.0%} count as wrong; {half}")
+        parts.append(f"on the {n:,} comparisons that others judge too")
+    if name in VOTES and summary["accuracy"] is not None and 1 - summary["accuracy"] - ties / n > 0.5:
+        parts.append("the others mostly prefer another response")
+    many = _MANY_TIES_OF_BASELINE if name.startswith(_BASELINE) else _MANY_TIES
+    if ties > many * n and summary.get("half_credit_accuracy") is not None:
+        parts.append(
+            f"{ties / n:.0%} ties, not wins ({summary['half_credit_accuracy']:.3f} if each counts half)"
+        )
     return "; ".join(parts)
 
 
@@ -201,8 +209,7 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
         yield text
     remarks = [*_remarks(summary), *_reasons(shown, summary)]
     for other, figures in shown.items():
-        most = _MANY_TIES if other == name else MANY_TIES_OF_BASELINE
-        if about := about_figure(figures, of=summary["n"], most_ties=most):
+        if about := about_figure(other, figures, of=summary["n"]):
             remarks.append(about if other == name else f"{_label(other)}: {about}")
     if remarks:
         more = "; see summary.json" if len(remarks) > _MOST_REMARKS else ""

@@ -72,7 +72,7 @@ def test_a_baseline_that_is_undefined_is_no_row_and_notes_are_three_lines():
     assert NONE not in shown
     assert len(notes.strip().splitlines()) <= 3
     assert "undefined on these data, see summary.json: nearest-users" in notes
-    assert "popularity (baseline): ties in 98% count as wrong; 0.512 if each counts half" in notes
+    assert "popularity (baseline): 98% ties, not wins (0.512 if each counts half)" in notes
     served = round(summary["coverage"] * summary["users_testable"])
     assert f"users served: for {served} of the {summary['users_testable']} users with enough" in notes
 

@@ -100,14 +100,14 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
 
 def quickstart_answer(summary: Mapping[str, Any]) -> str:
-    """Return in one sentence what the profile is worth for personas that no model was trained on."""
+    """Return in one sentence what reading the profile gains for personas that no model was trained on."""
     key = KEYS[UNSEEN]
     persona, blind = (summary["models"][name] for name in ("persona", "user_blind"))
     gain = summary["persona_minus_user_blind"][key]
     return (
         f"On personas that neither model has seen, {NAMES['persona']} prefers what the persona wants in "
-        f"{percent(persona[key], persona[f'{key}_ci95'])} of pairs, {NAMES['user_blind']} in "
-        f"{percent(blind[key], None)}: the profile is worth {gained(gain['difference'], gain['ci95'])}."
+        f"{percent(persona[key], persona[f'{key}_ci95'])} of pairs, ahead of {NAMES['user_blind']} "
+        f"({percent(blind[key], None)}) by {gained(gain['difference'], gain['ci95'])}."
     )
 
 
