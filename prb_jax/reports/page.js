@@ -50,7 +50,7 @@
     const controls = document.createElement("p");
     controls.className = "controls";
     controls.append(label, count);
-    figure.prepend(controls);
+    figure.querySelector("summary").after(controls);
     typed(input, () => {
       const words = input.value.toLowerCase();
       let shown = 0;

@@ -92,9 +92,11 @@ def report(
         elif folder not in (*studies, *trainings, *correlations):
             evaluations.append(folder)
     finished = [read_run(folder, metric=metric, cluster=cluster) for folder in evaluations]
-    names = {
-        path: name for name, path in named_runs([*studies, *trainings, *correlations, *evaluations]).items()
-    }
+    kinds = (
+        evaluations,
+        [*studies, *trainings, *correlations],
+    )  # a training run and its evaluation may share a name
+    names = {path: name for of_kind in kinds for name, path in named_runs(of_kind).items()}
     differing = what_differs({names[run.path]: run for run in finished})
     titles: dict[Path, str] = {}
     for run in finished:

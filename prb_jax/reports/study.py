@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
 from prb_jax.errors import RunError, counted
 from prb_jax.metrics.paired import LEVEL
-from prb_jax.personal.few_shot.registry import STRONG
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
 from prb_jax.reports.drawings import drawing
@@ -147,10 +146,8 @@ def study_answer(rows: Sequence[Row]) -> str:
     """Return which method predicts a person best after the most comparisons, and whether it beats pooled."""
     part = [row for row in rows if row["split"] == "unseen"] or rows
     person = "new person" if part is not rows else "person"
-    tested = [
-        row for row in _last(part).values() if row["diff_to_pooled"] is not None and row["method"] != STRONG
-    ]
-    methods = [row for row in tested if row["p_holm"] is not None] or tested
+    compared = [row for row in _last(part).values() if row["diff_to_pooled"] is not None]
+    methods = [row for row in compared if row["p_holm"] is not None] or compared
     if not methods:
         return "No method has a figure to compare with pooled, which treats all people alike."
     best = max(methods, key=lambda row: row["diff_to_pooled"])

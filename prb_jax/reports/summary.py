@@ -88,7 +88,7 @@ def served(summary: Mapping[str, Any]) -> str:
         summary[f"coverage{key}"] * testable for key in ("", "_benjamini_hochberg", "_by_chance")
     )
     return (
-        f"users served: for {users:.0f} of the {testable:,} users with enough comparisons to test it is right more "
+        f"for {users:.0f} of the {testable:,} users with enough comparisons to test it is right more "
         f"often than by chance ({corrected:.0f} after correction for so many tests; {lucky:.1f} by guessing)"
     )
 
@@ -206,7 +206,7 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
     users = f" of {summary['users']:,} users" if summary.get("users") else ""
     yield f"[..] 95 % interval over {over}; {summary['n']:,} comparisons{users}; a tie is not a win"
     if text := served(summary):
-        yield text
+        yield f"users served: {text}"
     remarks = [*_remarks(summary), *_reasons(shown, summary)]
     for other, figures in shown.items():
         if about := about_figure(other, figures, of=summary["n"]):

@@ -90,17 +90,18 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
 def _training_answer(summary: Mapping[str, Any]) -> str:
     """Return how often a trained reward model is right, in one sentence."""
     steps, train, held_out = summary["steps"], summary["last_tenth"]["accuracy"], summary.get("validation")
-    end = f"after {counted(steps, 'step')}; the model of step {summary['exported_step']:,} was exported."
+    seen = f"{percent(train, None)} of the last tenth of its training"
     if held_out is None:
-        return (
-            f"The model prefers the chosen response in {percent(train, None)} of the last tenth of its training; no "
-            f"comparisons were held out; {end}"
-        )
-    return (
-        f"The model prefers the chosen response in {percent(held_out['accuracy'], None)} of "
-        f"{summary['validation_comparisons']:,} comparisons that were held out, and in {percent(train, None)} of the "
-        f"last tenth of its training, {end}"
+        held = f"in {seen}; no comparisons were held out"
+    else:
+        share = percent(held_out["accuracy"], None)
+        held = f"in {share} of {summary['validation_comparisons']:,} comparisons that were held out, and in {seen}"
+    end = (
+        ""
+        if summary["exported_step"] == steps
+        else f"; the model of step {summary['exported_step']:,} was exported"
     )
+    return f"After {counted(steps, 'step')} the model prefers the chosen response {held}{end}."
 
 
 def _policy_answer(summary: Mapping[str, Any]) -> str:

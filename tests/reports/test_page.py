@@ -4,9 +4,12 @@ import contextlib
 import csv
 import json
 import re
+import runpy
 import shutil
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -188,6 +191,44 @@ def test_learning_curves_of_a_training_run(tmp_path):
         "The training run is not finished", "over 8 steps", "prb train &#39;a b.py&#39; --out trained",
     ):  # fmt: skip
         assert part in text
+    figures = {"loss": 0.4, "accuracy": 0.875, "margin": 1.0}
+    summary = {
+        "steps": 8, "exported_step": 6, "train_comparisons": 90, "validation_comparisons": 1234, "pairs_seen": 64,
+        "tokens_seen": 999, "parameters": 10, "trained_parameters": 10, "last_tenth": figures,
+        "validation": figures | {"accuracy": 0.75},
+    }  # fmt: skip
+    for validation, answer in (
+        (
+            summary["validation"],
+            "After 8 steps the model prefers the chosen response in 75.0 % of 1,234 comparisons that were held out, "
+            "and in 87.5 % of the last tenth of its training; the model of step 6 was exported.",
+        ),
+        (
+            None,
+            "After 8 steps the model prefers the chosen response in 87.5 % of the last tenth of its training; no "
+            "comparisons were held out; the model of step 6 was exported.",
+        ),
+    ):
+        write_lines(tmp_path / "summary.json", [summary | {"validation": validation}])
+        text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
+        assert f'<p class="answer">{answer}</p>' in text
+
+
+def test_the_picture_of_the_documentation_is_the_first_screen(runs):
+    picture = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "report_picture.py"))["picture"](
+        runs / "length"
+    )
+    svg = ElementTree.fromstring(picture)
+    name = {"svg": "http://www.w3.org/2000/svg"}
+    texts = [text.text for text in svg.iterfind(".//svg:text", name)]
+    summary = json.loads((runs / "length" / "summary.json").read_text())
+    share, (low, high) = summary["accuracy"], summary["ci95"]
+    told = " ".join(filter(None, texts[:3]))
+    assert told.startswith(
+        f"baseline:length prefers what the user wants in {100 * share:.1f} % [{100 * low:.1f}, "
+    )
+    assert f"{share:.3f} [{low:.3f}..{high:.3f}]" in texts
+    assert "prefers-color-scheme: dark" in picture
 
 
 def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_missing(
