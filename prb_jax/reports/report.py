@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from prb_jax.errors import RunError, counted, has_extra
+from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
@@ -28,8 +28,8 @@ from prb_jax.reports.forest import BASELINE, CONTROL, Estimate, draw_forest
 from prb_jax.reports.page import Block, Chapter, Drawing, Paragraph, Section, render_page
 from prb_jax.reports.pairs import TextReader
 from prb_jax.reports.study import STUDY, study_chapter
-from prb_jax.reports.summary import POSTS, headline
-from prb_jax.reports.table import Table, gained, percent
+from prb_jax.reports.summary import POSTS, headline, posts_answer
+from prb_jax.reports.table import Table
 from prb_jax.reports.training import training_chapter
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
@@ -153,20 +153,9 @@ def _sweep(folder: Path, name: str, runs: Mapping[int, FinishedRun]) -> Chapter:
         xlabel="posts of the profile that the model is shown",
         description="The same model and the same comparisons at each point; bars are 95 % intervals.",
     )
-    most, fewest = points[-1], points[0]["profile_posts"]
-    if most.get("accuracy") is None:
-        answer = "The accuracy is not defined on these data."
-    else:
-        answer = f"With {counted(most['profile_posts'], 'post')} of the profile the accuracy is "
-        answer += percent(most["accuracy"], most.get("ci95"))
-        if most.get("difference") is not None:
-            answer += (
-                f", {gained(most['difference'], most.get('difference_ci95'))} from the one with {fewest}"
-            )
-        answer += "."
     table = Table.of(title, points, POSTS, note="The differences are paired.")
     heading = f"{folder.resolve().name}: accuracy by posts shown"
-    return Chapter(heading, name, answer, [drawing], [Section("Figures", [table])])
+    return Chapter(heading, name, posts_answer(points), [drawing], [Section("Figures", [table])])
 
 
 def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Mapping[Path, str]) -> Chapter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from prb_jax.errors import counted
 from prb_jax.metrics.summary import LENGTH_BASELINE
 from prb_jax.reports.table import (
     NONE,
@@ -280,6 +281,20 @@ def _label(name: str) -> str:
     return f"{name.removeprefix(_BASELINE)} (baseline)" if name.startswith(_BASELINE) else name
 
 
-def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
-    """Return a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
-    return Table.of(title, points, POSTS, note=f"[..] 95 % interval; {points[0]['n']:,} comparisons")
+def posts_answer(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the most posts of the profile gain over the fewest, from the points of `posts.json`."""
+    fewest, most = points[0], points[-1]
+    if most.get("accuracy") is None:
+        return "The accuracy is not defined on these data."
+    share = percent(most["accuracy"], most.get("ci95"))
+    text = f"With {counted(most['profile_posts'], 'post')} of the profile the accuracy is {share}"
+    if most.get("difference") is not None:
+        gain = gained(most["difference"], most.get("difference_ci95"))
+        text += f"; against {counted(fewest['profile_posts'], 'post')} this is {gain}"
+    return f"{text}."
+
+
+def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Group:
+    """Return the answer and a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
+    notes = [f"[..] 95 % interval; {points[0]['n']:,} comparisons"]
+    return answered(Table.of("", points, POSTS), answer=posts_answer(points), notes=notes, title=title)
