@@ -14,12 +14,11 @@ def add_quickstart(sub: Parser) -> None:
 def run_quickstart(options: argparse.Namespace) -> int:
     """Train and evaluate two small reward models, and print their table."""
     start(options)
-    from prb_jax.commands.quickstart import quickstart, quickstart_answer, quickstart_table
+    from prb_jax.commands.quickstart import quickstart, quickstart_table
 
     result = quickstart(out=options.out, progress=not options.no_progress)
     if status := status_of_stop(result.stopped_by):
         return status
-    print(quickstart_answer(result.summary))
     print_table(quickstart_table(result.summary))
     print(f"figures: {result.path}; the commands of each step: {result.report}")
     if result.page.exists():

@@ -268,10 +268,12 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
     for benchmark, result in (summary.get("benchmarks") or {}).items():
         if result["missing"]:
             yield f"{benchmark}: not in the data: {', '.join(result['missing'])}"
+        if "rule" in result:
+            yield f"{benchmark}: {result['rule']}"
     if quantized := summary.get("quantization"):
         before, held = quantized["bytes_unquantized"], quantized["bytes_held"]
         if held is not None:
-            yield f"weights in {quantized['form']}: {held:,} bytes in place of {before:,} ({held / before:.0%})"
+            yield f"weights in {quantized['form']}: {before:,} -> {held:,} bytes ({held / before:.0%})"
     if (readout := summary.get("readout")) not in (None, "logit"):
         yield f"read-out {readout}"
 

@@ -149,12 +149,17 @@ def test_the_quickstart_in_80_columns():
         "pairs": dict.fromkeys(KEYS, 10_000),
         "models": {"user_blind": figures, "persona": figures, "baseline:profile-overlap": figures},
         "bounds": {"best, user unknown": dict.fromkeys(KEYS.values(), 0.556)},
+        "persona_minus_user_blind": dict.fromkeys(KEYS.values(), {"difference": 0.2, "ci95": [0.1, 0.3]}),
     }
     text = printed(quickstart_table(summary), width=80)
     assert max(map(len, text.splitlines())) <= 80
     for whole in ("coverage", "shown", "64,000", "ms/pair", "profile-overlap"):
         assert whole in text
     assert text.count("0.250..0.750") == 12
+    assert (
+        "50.0 % [25.0, 75.0] of pairs, ahead of user-blind (50.0 %) by +0.200 [+0.100, +0.300]."
+        in " ".join(text.split())
+    )
     for line in text.splitlines():  # the interval has a line of its own
         assert not ("0.250" in line and "0.500" in line)
     assert "profile in context" in text.split("ms/pair")[1]

@@ -2,6 +2,6 @@
 
 from prb_jax.commands.quickstart.command import Quickstart, quickstart
 from prb_jax.commands.quickstart.recipe import Recipe, Schedule
-from prb_jax.commands.quickstart.tables import quickstart_answer, quickstart_table
+from prb_jax.commands.quickstart.tables import quickstart_table
 
-__all__ = ["Quickstart", "Recipe", "Schedule", "quickstart", "quickstart_answer", "quickstart_table"]
+__all__ = ["Quickstart", "Recipe", "Schedule", "quickstart", "quickstart_table"]

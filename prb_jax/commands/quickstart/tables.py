@@ -78,8 +78,9 @@ class QuickstartSummary(TypedDict):
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:
-    """Return the summary as tables for the terminal: accuracies, and their costs."""
+    """Return the summary for the terminal: the answer in one sentence, a table of accuracies, and one of costs."""
     from rich.console import Group
+    from rich.text import Text
 
     heads = [
         f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
@@ -89,6 +90,7 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     accuracies = [[name, *map(_on_two_lines, cells[: len(heads)])] for name, *cells in rows]
     costs = [[name, *cells[len(heads) :]] for name, *cells in rows]
     return Group(
+        Text(quickstart_answer(summary)),
         Table(
             "Accuracy on the generated benchmark",
             ("model", *heads),
