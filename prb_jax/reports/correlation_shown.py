@@ -104,16 +104,18 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
                 if part["benchmark"] == benchmark
             }
             cells = [
-                f"{signed(found[name]['value'], found[name]['ci95'])}, p {number(found[name]['p'])}"
+                f"{signed(found[name]['value'], found[name]['ci95'])}\np {number(found[name]['p'])}"
                 if name in found
                 else "no power"
                 for name in behaviours
             ]
             rows.append([f"{_words(measure)} with {_words(benchmark)}", "", "", *cells])
-    gates = [f"{_words(name)}: {correlation['gates'][name]['reason']}" for name in behaviours]
+    gates: dict[str, list[str]] = {}
+    for name in behaviours:
+        gates.setdefault(correlation["gates"][name]["reason"], []).append(_words(name))
     verdict = next(iter(correlation["verdicts"].values())).partition(".\n")[0]
     notes = [f"[..] 95 % interval, of figures over users, of correlations over models; {verdict}"]
-    notes += ["; ".join(gates)]
+    notes += ["; ".join(f"{', '.join(names)}: {reason}" for reason, names in gates.items())]
     notes += [models.note] if models.note else []
     table = replace(models, title="", rows=rows, note="")
     shown = answered(table, answer=correlation_answer(correlation), notes=notes)

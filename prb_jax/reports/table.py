@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NONE = "–"  # placeholder for a missing figure
+_INTERVAL = re.compile(r"\[[^\]]*\.\.[^\]]*\]")
 _RESULTS_SIDE_BY_SIDE = 3  # minimum, even if cells are folded
 _UNBOUNDED = 10_000
 
@@ -131,8 +133,7 @@ class Table:
             table.add_column(no_wrap=True, style="bold")
             table.add_column(overflow="fold")
         for place, column in enumerate(table.columns):
-            cells = (row[place] for row in self.rows if row)
-            intervals = [cell[cell.index("[") :] for cell in cells if cell.endswith("]") and ".." in cell]
+            intervals = [text for row in self.rows if row for text in _INTERVAL.findall(row[place])]
             # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
             column.min_width = max(map(len, intervals), default=None)
             column.no_wrap = column.no_wrap or (self.whole and place >= self.words)
