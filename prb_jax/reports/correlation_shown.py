@@ -109,7 +109,8 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
                 else "no power"
                 for name in behaviours
             ]
-            rows.append([f"{_words(measure)} with {_words(benchmark)}", "", "", *cells])
+            blank = [""] * (len(models.heads) - len(cells) - 1)
+            rows.append([f"{_words(measure)} with {_words(benchmark)}", *blank, *cells])
     gates: dict[str, list[str]] = {}
     for name in behaviours:
         gates.setdefault(correlation["gates"][name]["reason"], []).append(_words(name))
@@ -213,9 +214,10 @@ def _models(correlation: Mapping[str, Any]) -> Table:
     accuracy = bounded("value", "ci95")
     columns = {
         "run": field("name"),
-        "lineage": field("lineage"),
+        **({"lineage": field("lineage")} if any(one["lineage"] for one in correlation["models"]) else {}),
         "accuracy": lambda model: accuracy(model["benchmark"]["accuracy"]),
     }
+    words = len(columns) - 1
     for name in correlation["verdicts"]:
         columns[_words(name)] = lambda model, name=name: accuracy(model["behaviour"].get(name, {}))
     models = sorted(correlation["models"], key=lambda model: -model["benchmark"]["accuracy"]["value"])
@@ -227,7 +229,7 @@ def _models(correlation: Mapping[str, Any]) -> Table:
     if unmatched["behaviour"]:
         names = dict.fromkeys(f"{one['reward_model']} ({one['behaviour']})" for one in unmatched["behaviour"])
         notes.append(f"only in --behaviour, left out: {', '.join(names)}")
-    return Table.of("Reward models", models, columns, words=2, note="; ".join(filter(None, notes)))
+    return Table.of("Reward models", models, columns, words=words, note="; ".join(filter(None, notes)))
 
 
 def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Table:

@@ -149,7 +149,7 @@ def test_the_quickstart_in_80_columns():
         "pairs": dict.fromkeys(KEYS, 10_000),
         "models": {"user_blind": figures, "persona": figures, "baseline:profile-overlap": figures},
         "bounds": {"best, user unknown": dict.fromkeys(KEYS.values(), 0.556)},
-        "persona_minus_user_blind": dict.fromkeys(KEYS.values(), {"difference": 0.2, "ci95": [0.1, 0.3]}),
+        "persona_minus_user_blind": {key: {"difference": 0.2, "ci95": [0.1, 0.3]} for key in KEYS.values()},
     }
     text = printed(quickstart_table(summary), width=80)
     assert max(map(len, text.splitlines())) <= 80
