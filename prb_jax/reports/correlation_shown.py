@@ -97,20 +97,19 @@ def render_correlation(correlation: Mapping[str, Any]) -> Group:
     models, behaviours = _models(correlation), list(correlation["verdicts"])
     rows = [*models.rows, []]
     for benchmark in dict.fromkeys(part["benchmark"] for part in correlation["correlations"]):
-        for measure in ("spearman", "pearson"):
-            found = {
-                part["behaviour"]: part["measures"][measure]
-                for part in correlation["correlations"]
-                if part["benchmark"] == benchmark
-            }
-            cells = [
-                f"{signed(found[name]['value'], found[name]['ci95'])}\np {number(found[name]['p'])}"
-                if name in found
-                else "no power"
-                for name in behaviours
-            ]
-            blank = [""] * (len(models.heads) - len(cells) - 1)
-            rows.append([f"{_words(measure)} with {_words(benchmark)}", *blank, *cells])
+        found = {
+            part["behaviour"]: part["measures"]["spearman"]
+            for part in correlation["correlations"]
+            if part["benchmark"] == benchmark
+        }
+        cells = [
+            f"{signed(found[name]['value'], found[name]['ci95'])}\np {number(found[name]['p'])}"
+            if name in found
+            else "no power"
+            for name in behaviours
+        ]
+        blank = [""] * (len(models.heads) - len(cells) - 1)
+        rows.append([f"{_words('spearman')} with {_words(benchmark)}", *blank, *cells])
     gates: dict[str, list[str]] = {}
     for name in behaviours:
         gates.setdefault(correlation["gates"][name]["reason"], []).append(_words(name))
@@ -145,14 +144,19 @@ def correlation_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     if estimates:
         title = "Spearman's rho of a benchmark figure and a behaviour, over models"
         opening.append(
-            draw_forest(title, estimates, reference=("0", 0.0), figure=signed, what="a correlation")
+            draw_forest(
+                title, estimates, reference=("no correlation", 0.0), figure=signed, what="a correlation"
+            )
         )
     notes = [f"{_words(name)}: {verdict}." for name, verdict in correlation["verdicts"].items()]
     opening.append(Listing("What these correlations rest on", [line.replace(".\n", "; ") for line in notes]))
     sections = []
     if parts:
+        figure = parts[0]["benchmark"]
+        title = f"{_words(figure)} and behaviour"
         about = "Each point is a reward model, with its 95 % intervals over users."
-        picture = drawing(partial(correlation_figure, correlation), "Benchmark and behaviour", about)
+        alone = {**correlation, "correlations": [part for part in parts if part["benchmark"] == figure]}
+        picture = drawing(partial(correlation_figure, alone, across=1), title[0].upper() + title[1:], about)
         sections.append(Section("Benchmark and behaviour", [picture]))
     tables = [_models(correlation), *_measures(correlation), *_plans(correlation)]
     meanings = list(correlation["definitions"].items())
@@ -267,10 +271,10 @@ def draw_correlation(path: Path, correlation: Mapping[str, Any]) -> None:
         correlation_figure(correlation).savefig(file, dpi=110, format="png", metadata={"Software": None})
 
 
-def correlation_figure(correlation: Mapping[str, Any]) -> Figure:
+def correlation_figure(correlation: Mapping[str, Any], *, across: int = 4) -> Figure:
     """Draw every model as a point with its intervals: a row for each behaviour, a column for each benchmark figure.
 
-    With only one benchmark figure, up to four behaviours share a row.
+    With only one benchmark figure, up to ``across`` behaviours share a row.
     """
     from matplotlib.figure import Figure
 
@@ -278,7 +282,7 @@ def correlation_figure(correlation: Mapping[str, Any]) -> Figure:
     rows = list(dict.fromkeys(part["behaviour"] for part in parts))
     columns = list(dict.fromkeys(part["benchmark"] for part in parts))
     lineages = sorted({model["lineage"] or NONE for model in models})
-    width = len(columns) if len(columns) > 1 else min(4, len(rows))
+    width = len(columns) if len(columns) > 1 else min(across, len(rows))
     height = -(-len(parts) // width)
     named = len(models) <= _NAMED
     figure = Figure(figsize=((5.2 if named else 3.6) * width, 3.4 * height), layout="constrained")
@@ -306,7 +310,7 @@ def correlation_figure(correlation: Mapping[str, Any]) -> Figure:
             _name_points(axis, {name: (x["value"], y["value"]) for name, (x, y) in points.items()})
         rho = part["measures"]["spearman"]
         title = f"Spearman's rho {signed(rho['value'], rho['ci95'])}, p {number(rho['p'])}"
-        axis.set_title(title, fontsize=8)
+        axis.set_title(title, fontsize=9)
         axis.set_xlabel(_words(part["benchmark"]))
         axis.set_ylabel(textwrap.fill(_words(part["behaviour"]), 34))
         axis.grid(alpha=0.3)
@@ -343,7 +347,7 @@ def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
             (1.04, height),
             textcoords="axes fraction",
             va="center",
-            fontsize=7,
+            fontsize=8,
             arrowprops={"arrowstyle": "-", "color": "#808080", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
         )
 

@@ -26,7 +26,7 @@ _MARKS: Final = {
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MOST_TICKS: Final = 6
 _LEFT, _WIDTH = 3.0, 94.0  # the axis, in percent of the width
-_LABEL_WIDTH, _REMARK_WIDTH = 26, 50  # letters in a line of a phone, beside the figure and alone
+_LETTERS, _REMARK_WIDTH = 42, 50  # letters in a line of a phone: label and figure, and small ones
 _LINE, _BAR, _GAP = 18, 18, 7  # pixels: a line of text, the interval below it, the space below that
 _TOP, _BOTTOM = 22, 26  # pixels for the name of the reference and for the numbers of the axis
 
@@ -70,9 +70,10 @@ def draw_forest(
 
     rows, top = [], _TOP
     for one in estimates:
-        lines = textwrap.wrap(visible(one.label), _LABEL_WIDTH) or [""]
+        shown = figure(one.value, one.bounds)
+        lines = textwrap.wrap(visible(one.label), max(_LETTERS - len(shown), 12)) or [""]
         remark = textwrap.wrap(visible(one.remark), _REMARK_WIDTH)
-        rows.append(_row(one, lines, remark, top, at, figure(one.value, one.bounds)))
+        rows.append(_row(one, lines, remark, top, at, shown))
         top += _LINE * (len(lines) + len(remark)) + _BAR + _GAP
     height = top + _BOTTOM
     parts = [*_axis(ticks, top, at), *(_reference(*reference, top, at) if reference else ()), *rows]
