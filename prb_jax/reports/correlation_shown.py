@@ -1,4 +1,4 @@
-"""What `prb correlate` found: its answer, its table for the terminal, its chapter of a page, and its plot."""
+"""Results of `prb correlate`: the answer, the table for the terminal, the chapter of a page, and the plot."""
 
 from __future__ import annotations
 

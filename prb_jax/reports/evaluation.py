@@ -136,7 +136,7 @@ def chance_of(run: FinishedRun) -> tuple[str, float] | None:
 
 
 def _legend(run: FinishedRun) -> Iterator[str]:
-    """Yield what the figures of a run mean, and why some are missing."""
+    """Yield the meaning of the figures of a run, and why some are missing."""
     summary, definitions = run.summary, run.summary.get("definitions") or {}
     yield f"95 % interval: {definitions.get('ci95', 'see summary.json')}."
     if not run.rows[0].is_graded:

@@ -54,7 +54,7 @@ POSTS = {
 
 
 def answer(summary: Mapping[str, Any], *, name: str, unit: str = "comparisons") -> str:
-    """Return what a summary answers, in one sentence: the accuracy, the worth of the profile, and length alone."""
+    """Return the answer of a summary in one sentence: the accuracy, the worth of the profile, and the length baseline."""
     if summary["accuracy"] is None:
         return f"{name} has no accuracy on these data: {summary.get('ci95_reason')}."
     if told := told_of(summary.get("hints") or {}):
@@ -130,7 +130,7 @@ def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, 
 
 
 def about_figure(name: str, summary: Mapping[str, Any], *, of: int) -> str:
-    """Return what a reader must know beside an accuracy; empty if there is nothing.
+    """Return a remark for an accuracy that needs one; empty for all others.
 
     Many ties, fewer comparisons than the model's ``of``, and votes of others that are mostly for another response.
     """
@@ -284,7 +284,7 @@ def _label(name: str) -> str:
 
 
 def posts_answer(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the most posts of the profile gain over the fewest, from the points of `posts.json`."""
+    """Return the gain of the most posts of the profile over the fewest, from the points of `posts.json`."""
     fewest, most = points[0], points[-1]
     if most.get("accuracy") is None:
         return "The accuracy is not defined on these data."

@@ -160,7 +160,7 @@ def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
 
 
 def answered(table: Table, *, answer: str, notes: Sequence[str], title: str = "") -> Group:
-    """Return what a verb prints: a title, the answer in one sentence, a table, and notes as wide as the terminal."""
+    """Return the output of a verb: a title, the answer in one sentence, a table, and notes as wide as the terminal."""
     from rich.console import Group
     from rich.text import Text
 

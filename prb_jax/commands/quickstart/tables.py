@@ -102,7 +102,7 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
 
 def quickstart_answer(summary: Mapping[str, Any]) -> str:
-    """Return in one sentence what reading the profile gains for personas that no model was trained on."""
+    """Return the gain from reading the profile, in one sentence, for personas that no model was trained on."""
     key = KEYS[UNSEEN]
     persona, blind = (summary["models"][name] for name in ("persona", "user_blind"))
     gain = summary["persona_minus_user_blind"][key]
