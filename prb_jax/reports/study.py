@@ -16,11 +16,11 @@ from prb_jax.reports.forest import BASELINE, MODEL, Estimate, draw_forest
 from prb_jax.reports.page import Block, Chapter, Listing, Section
 from prb_jax.reports.table import (
     NONE,
+    Cell,
     Getter,
     Table,
     answered,
     bounded,
-    change,
     field,
     gained,
     number,
@@ -35,7 +35,7 @@ STUDY: Final = "study.json"
 RESULTS: Final = "results.json"
 
 _MOST_NOTES: Final = 4
-_WIDE: Final = 6  # maximum number of columns of shots
+_WIDE: Final = 4  # maximum number of columns of shots
 PARTS: Final = {
     "unseen": "people not used for fitting",
     "seen": "held-out comparisons of people that were fitted on",
@@ -110,21 +110,32 @@ def _p(value: float | None) -> str:
     return "<0.001" if value is not None and value < 0.001 else number(value)
 
 
+def _difference(key: str, p: str) -> Getter:
+    """Return the getter of a difference from pooled, with its interval and its p-value, as ``+0.03 [..], p 0.01``."""
+
+    def get(row: Row) -> str:
+        value, tested = row.get(key), row.get(p)  # earlier versions have no differences of log-losses
+        if value is None:
+            return NONE
+        text = signed(value, row.get(f"{key}_ci95"))
+        return Cell(text if tested is None else f"{text}, p {_p(tested)}", value)
+
+    return get
+
+
 _DIFFERENCES: Final[Mapping[str, Getter]] = {
-    "minus pooled": change("diff_to_pooled"),
-    "p, Holm": lambda row: _p(row["p_holm"]),
-    "log-loss\nminus pooled": change("log_loss_diff_to_pooled"),
-    "its p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # absent in earlier versions
-    "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
+    "minus pooled": _difference("diff_to_pooled", "p_holm"),
+    "log-loss\nminus pooled": _difference("log_loss_diff_to_pooled", "p_log_loss_holm"),
 }
-"""Columns of the differences of a method from pooled, for the terminal and the page."""
+"""Columns of the differences of a method from pooled, for the terminal and the page; p is adjusted by Holm's method."""
 
 
 def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
     """Return the answer of a study and one table, from the rows of ``results.json`` and the contents of
     ``study.json``."""
     plain = [row for row in rows if row["control"] is None]
-    shots = sorted({row["shots"] for row in plain})[:_WIDE]
+    every = sorted({row["shots"] for row in plain})
+    shots = every if len(every) <= _WIDE else [*every[: _WIDE - 1], every[-1]]
     lines: list[list[str]] = []
     for part, about in PARTS.items():
         if here := [row for row in rows if row["split"] == part]:
@@ -133,7 +144,7 @@ def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str)
             lines += _curves(here, shots)
     most = max(plain, key=lambda row: row["n"])
     notes = [
-        f"accuracy after k comparisons of a person, and differences at the most; {most['n']:,} choices of "
+        f"accuracy after k comparisons of a person, and differences at the most, p by Holm; {most['n']:,} choices of "
         f"{most['users']:,} people; [..] 95 % interval over people",
         _remarks(summary),
         "prb report shows the controls, the calibration, time and memory of each method",
@@ -306,6 +317,7 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "accuracy": bounded("accuracy"),
         "per user": bounded("user_accuracy"),
         **_DIFFERENCES,
+        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "log-loss": bounded("log_loss"),
         "calibration error": field("ece", "{:.3f}"),
         "Brier score": lambda row: number(row.get("brier"), "{:.3f}"),

@@ -54,7 +54,7 @@ POSTS = {
 
 
 def answer(summary: Mapping[str, Any], *, name: str, unit: str = "comparisons") -> str:
-    """Return the answer of a summary in one sentence: the accuracy, the worth of the profile, and the length baseline."""
+    """Return the answer of a summary in one sentence: accuracy, worth of the profile, and the length baseline."""
     if summary["accuracy"] is None:
         return f"{name} has no accuracy on these data: {summary.get('ci95_reason')}."
     if told := told_of(summary.get("hints") or {}):

@@ -82,7 +82,7 @@ def model(fitted: Path) -> PersonalisedModel:
 def test_the_table_fits_a_terminal_and_names_controls(work: Path) -> None:
     shown = (work / "shown.txt").read_text()
     assert max(map(len, shown.splitlines())) <= 80
-    for text in ("unseen", "popularity", "shuffled", "written to study", "pooled + offset"):
+    for text in ("unseen", "popularity", "the controls", "written to study", "minus pooled", "p by Holm"):
         assert text in shown
 
 
