@@ -186,7 +186,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     low, high = figures["personalised_accuracy_unseen_wording_ci95"]
     assert f" {low:.3f}..{high:.3f} " in shown  # whole, in 80 columns
     assert max(map(len, shown.splitlines()[:30])) <= 80
-    assert quickstart_table(result.summary).renderables[0].rows[-3] == []
+    assert quickstart_table(result.summary).renderables[1].rows[-3] == []
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):

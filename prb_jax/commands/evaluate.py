@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
     if sweep:
         print_table(render_posts(result.points, title=title))
     else:
-        print_table(render_summary({result.summary["model"]: result.summary}, title=title))
+        print_table(render_summary(result.summary, title=title))
     if compared is not None:
         print_table(compared)
     print(f"written to {result.out}")

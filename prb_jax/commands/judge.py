@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} judgements, written to {result.out}")
         return
-    print_table(render_summary({result.summary["model"]: result.summary}, title=" ".join(options.data)))
+    print_table(render_summary(result.summary, title=" ".join(options.data)))
     for name, value in result.summary["judge"].items():
         print(f"{name.replace('_', ' ')}: {f'{value:.4f}' if isinstance(value, float) else value}")
     print(f"written to {result.out}")

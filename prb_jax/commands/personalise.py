@@ -107,7 +107,8 @@ def run(options: argparse.Namespace) -> None:
     start(options)
     from prb_jax.personal.features import FeatureOptions
     from prb_jax.personal.few_shot.registry import read_settings
-    from prb_jax.reports.study import render_people, render_plan, render_study
+    from prb_jax.reports.planning import render_people, render_plan
+    from prb_jax.reports.study import render_study
     from prb_jax.study.personalise import people_of_study, personalise
 
     settings = read_settings(options.settings)
@@ -160,7 +161,7 @@ def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
     from prb_jax.records.writing import json_file, write_once
-    from prb_jax.reports.study import render_questions
+    from prb_jax.reports.planning import render_questions
     from prb_jax.study.ask import ask
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)

@@ -70,7 +70,7 @@ def run_leaderboard(options: argparse.Namespace) -> None:
 
 
 def add_report(sub: Parser) -> None:
-    about = f"Folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}"
+    about = f"Folder of `prb evaluate`, `prb train`, `prb ppo`, `prb personalise` or `prb correlate`{_LOGS}"
     sub.option("RUN ...", about, dest="runs")
     sub.option("--out FILE", "Output page, e.g. page.html", required=True)
     about = "Current location of the runs' data (default: as recorded in the runs)"
@@ -110,8 +110,8 @@ def add_correlate(sub: Parser) -> None:
 
 def run_correlate(options: argparse.Namespace) -> None:
     """Correlate, and print the tables."""
-    from prb_jax.reports.correlation import CORRELATE, correlate
-    from prb_jax.reports.correlation_shown import PICTURE, render_correlation
+    from prb_jax.reports.correlation import correlate
+    from prb_jax.reports.correlation_shown import CORRELATE, PICTURE, render_correlation
 
     correlation = call(correlate, options, start=_start(options.start))
     print_table(render_correlation(correlation))

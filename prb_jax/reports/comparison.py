@@ -11,7 +11,7 @@ from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, HALF, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.writing import refuse_file, write_json
-from prb_jax.reports.table import Table, bounded, change, field, number
+from prb_jax.reports.table import Getter, Table, answered, bounded, change, field, gained, number, percent
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
@@ -24,8 +24,8 @@ RANKS: Final = {"rank": field("rank_group"), "run": field("name"), "accuracy": b
 
 COMPARE: Final = "compare.json"
 _DIFFERENCES_SHOWN: Final = 4
+_PAIRS_SHOWN: Final = 10
 _NO_SETTINGS: Final = ("data", "limit", "hints", "order_claim", "versions")  # hints are always shown in words
-_NO_VERDICT: Final = f"; fewer than {LEAST_CLUSTERS} users or responses: no verdict"
 
 
 def compare(
@@ -169,65 +169,105 @@ def check_comparable(
         )
 
 
-def render_comparison(compared: Mapping[str, Any]) -> Group:
-    """Return tables of the result of `compare`: the runs in their rank groups, and every pair."""
-    from rich.console import Group
-
+def comparison_answer(compared: Mapping[str, Any], *, unit: str = "comparisons") -> str:
+    """Return which run is the best, and by how much, in one sentence, from the result of `compare`."""
     runs, pairs = compared["runs"], compared["pairs"]
-    first = pairs[0]
-    ranks = {head: RANKS[head] for head in ("rank", "run")}
-    ranks["model"] = lambda run: ", ".join(filter(None, (str(run["model"]), run["differs"], run["hints"])))
-    ranks["accuracy"] = RANKS["accuracy"]
-    tied = any(run["ties"] for run in runs)
-    if tied:
-        ranks["ties"] = field("ties", "{:,}")
-        ranks["with half\ncredit"] = field("half_credit_accuracy", "{:.3f}")
-    users = f" of {first['users']:,} users" if first["users"] else ""
-    notes = [f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart"]
-    reasons = dict.fromkeys(run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"])
-    notes += [f"no interval: {reason}" for reason in reasons]
-    if tied:
-        worth = "half a win" if compared["tie_credit"] else "nothing"
-        notes.append(f"accuracy: a tie is not a win; in ranks and differences a tie is worth {worth}")
-    of_pair = {"run": field("a"), "minus": field("b")}
-    differences = of_pair | {
+    best = [str(run["name"]) for run in runs if run["rank_group"] == 1]
+    other = best[-1] if len(best) > 1 else str(runs[1]["name"])
+    pair = next(pair for pair in pairs if (pair["a"], pair["b"]) == (best[0], other))
+    apart = gained(pair["difference"], pair["ci95"])
+    half = " (ties count half)" if compared["tie_credit"] and any(run["ties"] for run in runs) else ""
+    share = percent(runs[0]["accuracy"], runs[0]["ci95"])
+    if len(best) == 1:
+        right = "has a mean grade of" if runs[0]["ties"] is None else "is right in"
+        return (
+            f"{best[0]} is the best of {len(runs)} runs: it {right} {share} of {pair['n']:,} {unit}, ahead "
+            f"of {other} by {apart}{half}."
+        )
+    names = f"{', '.join(best[:-1])} and {best[-1]}"
+    runs_up = f", the best of {len(runs)} runs" if len(best) < len(runs) else ""
+    why = "" if pair["p"] is not None else f"; fewer than {LEAST_CLUSTERS} users or responses give no verdict"
+    return (
+        f"{pair['n']:,} {unit} cannot tell {names} apart{runs_up}: {best[0]} is right in {share}, ahead "
+        f"of {other} by {apart}{half}{why}."
+    )
+
+
+def difference_columns(compared: Mapping[str, Any]) -> dict[str, Getter]:
+    """Return the columns of paired differences, for the terminal and pages."""
+    columns: dict[str, Getter] = {
         "difference": change("difference", "ci95"),
-        "would find": lambda pair: number(pair["detectable"], "{:.3f}"),
-        "p": lambda pair: _p(pair["p"]),
-        "p, Holm": lambda pair: _p(pair["p_holm"]),
+        "p, Holm": field("p_holm", "{:.2g}"),
+        "would find": field("detectable", "{:.3f}"),
+        "other verdict": field("flips", "{:,}"),
     }
-    if first.get("log_loss_difference") is not None:
-        ranks["log-loss"] = bounded("log_loss", "log_loss_ci95")
-        differences |= {
-            "log-loss": change("log_loss_difference", "log_loss_ci95"),
-            "its p, Holm": lambda pair: _p(pair["log_loss_p_holm"]),
-        }
-    no_verdict = "" if first["p"] is not None else _NO_VERDICT
-    scores = of_pair | {
-        "other\nverdict": field("flips", "{:,}"),
+    if compared["pairs"][0].get("log_loss_difference") is not None:
+        columns["log-loss"] = change("log_loss_difference", "log_loss_ci95")
+        columns["its p, Holm"] = field("log_loss_p_holm", "{:.2g}")
+    return columns
+
+
+def score_columns() -> dict[str, Getter]:
+    """Return the columns of differences of the scores themselves, for pages."""
+    return {
         "mean": lambda pair: f"{pair['scores']['mean']:.2g}",
         "RMS": _rms,
         "largest": lambda pair: f"{pair['scores']['max_abs']:.2g}",
         "Pearson": lambda pair: number(pair["scores"]["pearson"], "{:.4f}"),
         "Spearman": lambda pair: number(pair["scores"]["spearman"], "{:.4f}"),
     }
-    tested = "[..] 95 % interval of the paired difference; would find: the smallest difference that is found with a "
-    tested += f"power of 80 %; p: its t test{no_verdict}"
-    meanings = (
-        "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of the second run's "
-        "standard deviation); correlations of the scores"
-    )
-    return Group(
-        Table.of("Runs, the best first", runs, ranks, words=3, whole=True, note="\n".join(notes)),
-        Table.of("Differences", pairs, differences, words=2, whole=True, note=tested),
-        Table.of("Verdicts and scores", pairs, scores, words=2, whole=True, note=meanings),
-    )
+
+
+def render_comparison(compared: Mapping[str, Any]) -> Group:
+    """Return the answer of `compare`, and a table of the runs in their rank groups and of the differences."""
+    runs, pairs = compared["runs"], compared["pairs"]
+    first, differences = pairs[0], difference_columns(compared)
+    shown = pairs if len(pairs) <= _PAIRS_SHOWN else [pair for pair in pairs if pair["a"] == runs[0]["name"]]
+    heads = [
+        "rank",
+        "run",
+        "accuracy,\ndifference",
+        *(head.replace(" ", "\n") for head in list(differences)[1:]),
+    ]
+    empty = len(differences) - 1
+    ties = any(run["ties"] for run in runs)
+    rows: list[list[str]] = []
+    for run in runs:
+        told = [
+            str(run["model"]),
+            run["differs"],
+            run["hints"],
+            f"{run['ties']:,} ties" if run["ties"] else "",
+        ]
+        about = ", ".join(dict.fromkeys(filter(None, told)))
+        figures = [""] * empty
+        if "log-loss" in differences:
+            figures[-2] = bounded("log_loss", "log_loss_ci95")(run)
+        rows.append([RANKS["rank"](run), f"{run['name']}: {about}", RANKS["accuracy"](run), *figures])
+    rows.append([])
+    for pair in shown:
+        cells = [getter(pair) for getter in differences.values()]
+        rows.append(["", f"{pair['a']} minus {pair['b']}", *cells])
+    users = f" of {first['users']:,} users" if first["users"] else ""
+    note = f"{first['n']:,} comparisons{users}; [..] 95 % interval; same rank: the data cannot tell the runs apart"
+    if ties:
+        note += f"; a tie is not a win, and in differences {'half a win' if compared['tie_credit'] else 'nothing'}"
+    notes = [note, "would find: smallest difference found with a power of 80 %; other verdict: comparisons"]
+    reasons = [run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"]]
+    more = [f"no interval: {reason}" for reason in dict.fromkeys(reasons)]
+    if len(shown) < len(pairs):
+        more.append(f"only differences from the best run: all {len(pairs)} are in {COMPARE}")
+    if len(runs) == 2:
+        scores = first["scores"]
+        more.append(
+            f"scores: RMS difference {_rms(first)}, largest {scores['max_abs']:.2g}, "
+            f"Pearson {number(scores['pearson'], '{:.4f}')}"
+        )
+    notes += ["; ".join(more)] if more else []
+    table = Table("", heads, rows, words=2, whole=True)
+    return answered(table, answer=comparison_answer(compared), notes=notes)
 
 
 def _rms(pair: Mapping[str, Any]) -> str:
     rms, spread = pair["scores"]["rms"], pair["scores"]["std_b"]
     return f"{rms:.2g}" + (f" ({rms / spread:.1%})" if spread else "")
-
-
-def _p(value: float | None) -> str:
-    return number(value, "{:.4f}" if value is None or value >= 0.0001 else "{:.1e}")

@@ -34,13 +34,11 @@ from prb_jax.records.writing import refuse_file, write_json
 from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_power import POWER_DEFINITIONS, RANDOM, behaviour_cells, gate, is_upper_bound
 from prb_jax.reports.correlation_power import plan as plan_study
-from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
+from prb_jax.reports.correlation_shown import CORRELATE, PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.prompt_extras import told_of
-
-CORRELATE: Final = "correlate.json"
 
 _NEEDED: Final = {"user_accuracy": "users", "user_quantile": "users", "subset_quantile": "subsets"}
 """Benchmark figures, and the part of the data of which each needs at least two."""

@@ -145,7 +145,7 @@ def draw_points(
 
 
 def _on_axes(
-    draw: Callable[[Axes], None], xlabel: str, ylabel: str, *, size: tuple[float, float] = (6.4, 3.0)
+    draw: Callable[[Axes], None], xlabel: str, ylabel: str, *, size: tuple[float, float] = (5.0, 2.8)
 ) -> Callable[[], Figure]:
     """Return a function that makes a figure with one pair of axes, in the common style of all drawings here."""
 

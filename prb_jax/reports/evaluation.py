@@ -1,4 +1,4 @@
-"""The chapter of a page about one evaluation: figures, users served, calibration, and how the run was made."""
+"""The chapter of a page about one evaluation: its answer, users, subsets, pairs to read, and how the run was made."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ import numpy as np
 from prb_jax.errors import counted
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.calibration import CALIBRATION_DEFINITION, LENGTH_DEFINITION, calibration, length_bias
+from prb_jax.metrics.coverage import chance
 from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.reports.drawings import draw_each_user, draw_margins, draw_points, draw_reliability, draw_users
-from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Section
+from prb_jax.reports.forest import BASELINE, CONTROL, MODEL, Estimate, draw_forest
+from prb_jax.reports.page import Block, Chapter, Listing, Paragraph, Preformatted, Section
 from prb_jax.reports.pairs import Texts, pairs_to_read, posts_seen
-from prb_jax.reports.summary import HEADLINE, Summaries, gains, headline, scorers
+from prb_jax.reports.summary import (
+    HEADLINE,
+    Summaries,
+    about_figure,
+    answer,
+    gains,
+    headline,
+    scorers,
+    served,
+    undefined_baselines,
+)
 from prb_jax.reports.table import NONE, Cell, Getter, Table, field, interval, number, signed
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
@@ -26,6 +38,16 @@ from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES
 
+_BASELINES = {
+    "baseline:length": "prefers the longest response",
+    "baseline:shorter": "prefers the shortest response",
+    "baseline:random": "scores at random",
+    "baseline:first": "prefers the first response",
+    "baseline:profile-overlap": "prefers the response whose words are most like the user's profile",
+    "baseline:popularity": "prefers the response that most other users prefer; equal votes are a tie",
+    "baseline:nearest-users": "asks only the users who agreed most with this user; equal votes are a tie",
+}
+_MOST_DRAWN = 40  # maximum number of subsets in a picture
 MOST_ROWS = 2000  # maximum rows of a table; larger pages are slow to open, and nobody reads them
 
 _LONGEST_MANIFEST = 100_000
@@ -43,42 +65,96 @@ def model_name(record: Mapping[str, Any]) -> str:
 def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str, room: int) -> Chapter:
     """Return the chapter of one run of `prb evaluate`; ``name`` is its anchor, ``room`` the maximum bytes for the texts
     of pairs."""
-    parts: dict[str, Iterable[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
-    if not run.rows[0].is_graded:
-        without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
-        if run.summary.get("accuracy", 0) is not None:
-            parts |= {
-                "By user": _users(run),
+    graded, defined = run.rows[0].is_graded, run.summary.get("accuracy", 0) is not None
+    people: dict[str, Iterable[Block]] = {}
+    details: dict[str, Iterable[Block]] = {"Figures": _figures(run)}
+    if not graded:
+        people["Pairs to read"] = pairs_to_read(run, texts, room=room)
+        if defined:
+            without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
+            details |= {
                 "Scores": _scores(run),
                 "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
                 "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
             }
-        parts |= {
-            "Ties and cut text": _cut(run),
-            "Benchmarks": _benchmarks(run),
-            "Pairs to read": pairs_to_read(run, texts, room=room),
-        }
-    parts["How it was made"] = _made(run)
+        details["Ties and cut text"] = _cut(run)
+    parts = {
+        **({} if graded else {"Benchmarks": _benchmarks(run)}),
+        **({} if graded or not defined else {"By user": _users(run)}),
+        "By subset": _subsets(run),
+        **people,
+        **details,
+        "How it was made": _made(run),
+    }
     sections = (Section(heading, list(blocks)) for heading, blocks in parts.items())
-    return Chapter(title, name, [section for section in sections if section.blocks])
+    kept = [section for section in sections if section.blocks]
+    return Chapter(title, name, _answer(run), list(_opening(run)), kept)
 
 
-def _result(run: FinishedRun) -> Iterator[Block]:
-    summary = run.summary
-    definitions = summary.get("definitions") or {}
-    model = model_name(run.record)
+def _answer(run: FinishedRun) -> str:
+    model, summary = model_name(run.record), run.summary
+    if run.rows[0].is_graded:
+        share = interval(summary["accuracy"], summary.get("ci95"))
+        return f"{model} has a mean grade of {share} in {summary['n']:,} samples."
+    pairs = all(len(row.scores) == 2 for row in run.rows)
+    return answer(summary, name=model, unit="pairs" if pairs else "comparisons")
+
+
+def _opening(run: FinishedRun) -> Iterator[Block]:
+    """Yield warnings, the picture of the answer, and its legend."""
+    summary, model = run.summary, model_name(run.record)
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     if told := told_of(summary.get("hints") or {}):
         yield Paragraph(
             f"The model was told, in addition to the profile: {told}.", UPPER_BOUND in summary["hints"]
         )
+    if estimates := estimates_of(summary, name=model):
+        title = "The model, its controls and the baselines" if len(estimates) > 1 else "The model"
+        yield draw_forest(title, estimates, reference=chance_of(run))
+    yield Listing("How to read these figures", list(_legend(run)))
+
+
+def estimates_of(summary: Mapping[str, Any], *, name: str) -> list[Estimate]:
+    """Return the lines of a forest plot for a model, its controls and the baselines, as far as they are defined."""
+    controls, lines = len(summary.get("controls") or {}), []
+    for place, (one, figures) in enumerate(scorers(summary, name=name).items()):
+        kind = MODEL if place == 0 else CONTROL if place <= controls else BASELINE
+        about = about_figure(one, figures, of=summary["n"])
+        if figures["accuracy"] is not None:
+            label = one.removeprefix("baseline:").removeprefix(f"{name}, ")
+            lines.append(Estimate(label, figures["accuracy"], figures.get("ci95"), kind, about))
+    return lines
+
+
+def chance_of(run: FinishedRun) -> tuple[str, float] | None:
+    """Return the accuracy of random scores, with its name; None for graded rows."""
+    if run.rows[0].is_graded:
+        return None
+    share = float(np.mean([chance(row.labels) for row in run.rows]))
+    return f"chance {share:.3g}", share
+
+
+def _legend(run: FinishedRun) -> Iterator[str]:
+    """Yield the meaning of the figures of a run, and why some are missing."""
+    summary, definitions = run.summary, run.summary.get("definitions") or {}
+    yield f"95 % interval: {definitions.get('ci95', 'see summary.json')}."
+    if not run.rows[0].is_graded:
+        yield "Accuracy: the preferred response has the best score; a tie is not a win."
+    for sentence in (*gains(summary.get("controls") or {}), served(summary)):
+        if sentence:
+            yield f"{sentence[0].upper()}{sentence[1:]}."
+    baselines = [name for name in scorers(summary, name="") if name in _BASELINES]
+    yield from (f"Baseline {name.removeprefix('baseline:')}: {_BASELINES[name]}." for name in baselines)
+    yield from (f"Not shown: {reason}." for reason in undefined_baselines(summary))
+    yield from _missing(scorers(summary, name=model_name(run.record)))
+
+
+def _figures(run: FinishedRun) -> Iterator[Block]:
+    """Yield tables of the figures of the model, its controls and the baselines."""
+    summary, model = run.summary, model_name(run.record)
     shown = scorers(summary, name=model)
-    note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
-    yield headline(shown, title="The model, its controls and the baselines", note=note)
-    yield from _missing(shown)
-    for gain in gains(summary.get("controls") or {}):
-        yield Paragraph(f"{gain[0].upper()}{gain[1:]}.")
+    yield headline(shown, title="The model, its controls and the baselines")
     differences = [
         (f"{model} minus {name}", signed(figures["difference"], figures.get("difference_ci95")))
         for name, figures in shown.items()
@@ -88,11 +164,11 @@ def _result(run: FinishedRun) -> Iterator[Block]:
         heads = ("on the same comparisons", "difference")
         yield Table("Paired differences of accuracy", heads, differences)
     if isinstance(quantized := summary.get("quantization"), Mapping):
-        note = definitions.get("quantization", "")
+        note = (summary.get("definitions") or {}).get("quantization", "")
         yield Table("Weights in eight bits", ("", "figure"), list(_flat(quantized)), note=note)
 
 
-def _missing(shown: Summaries) -> Iterator[Block]:
+def _missing(shown: Summaries) -> Iterator[str]:
     """Yield the distinct reasons why figures and intervals of some summaries are missing, with the names."""
     reasons: dict[str, dict[str, None]] = {}
     for name, summary in shown.items():
@@ -100,7 +176,7 @@ def _missing(shown: Summaries) -> Iterator[Block]:
             if reason := summary.get(f"{key}_reason"):
                 reasons.setdefault(str(reason), {})[name] = None
     for reason, names in reasons.items():
-        yield Paragraph(f"Not shown for {', '.join(names)}: {reason}.", True)
+        yield f"Without some figures or intervals: {', '.join(names)}: {reason}."
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -125,12 +201,21 @@ def _subsets(run: FinishedRun) -> Iterator[Block]:
     if not parts:
         return
     columns = {"subset": field("name"), **{name: HEADLINE[name] for name in ("n", "accuracy", "ties")}}
-    for name, figures in (run.summary.get("baselines") or {}).items():
+    for name, figures in scorers(run.summary, name="").items():
+        if not name.startswith("baseline:"):
+            continue
         others = figures.get("by_subset") or {}
         columns[name.removeprefix("baseline:")] = lambda row, others=others: number(
             (others.get(row["name"]) or {}).get("accuracy")
         )
-    yield _bounded("Accuracy by subset", [{"name": name, **part} for name, part in parts.items()], columns)
+    estimates = [
+        Estimate(name, part["accuracy"], part.get("ci95"), remark=f"{part['n']:,} comparisons")
+        for name, part in parts.items()
+        if part["accuracy"] is not None
+    ]
+    if 1 < len(estimates) <= _MOST_DRAWN:
+        yield draw_forest("Accuracy by subset", estimates, reference=chance_of(run))
+    yield _bounded("Subsets", [{"name": name, **part} for name, part in parts.items()], columns)
 
 
 def _users(run: FinishedRun) -> Iterator[Block]:
@@ -143,14 +228,8 @@ def _users(run: FinishedRun) -> Iterator[Block]:
     accuracy = np.array([line.accuracy for line in lines])
     yield draw_users(accuracy, chance=chances.pop() if len(chances) == 1 else None)
     yield draw_each_user(lines)
-    covered, corrected, by_chance = (
-        number(summary.get(f"coverage{key}")) for key in ("", "_benjamini_hochberg", "_by_chance")
-    )
-    yield Paragraph(
-        f"{len(lines):,} {run.clusters.over}; {summary.get('users_testable', NONE)} with enough comparisons to be "
-        f"tested. Coverage {covered}: {definitions.get('coverage', 'see summary.json')}. {corrected} after correction "
-        f"for the number of users (Benjamini-Hochberg); {by_chance} would be covered by chance."
-    )
+    told = served(summary) or "nobody has enough comparisons to test whether the model serves them"
+    yield Paragraph(f"{len(lines):,} {run.clusters.over}; {told}.")
     if known := summary.get("users_fitted_on"):
         meaning = definitions.get("users_fitted_on", "users that it was fitted on")
         yield Paragraph(f"{known:,}: {meaning}.", True)

@@ -50,7 +50,7 @@
     const controls = document.createElement("p");
     controls.className = "controls";
     controls.append(label, count);
-    figure.prepend(controls);
+    figure.querySelector("summary").after(controls);
     typed(input, () => {
       const words = input.value.toLowerCase();
       let shown = 0;
@@ -68,22 +68,30 @@
     const choices = all("select", form);
     const words = form.querySelector("[data-filter-words]");
     const count = form.querySelector("output");
+    const button = form.querySelector("[data-show-all]");
+    let most = 20;  // the worst are on top; a reader asks for more
     const show = () => {
       const wanted = words.value.toLowerCase();
-      let shown = 0;
+      let found = 0;
       for (const pair of pairs) {
-        pair.hidden = choices.some((each) => each.selectedIndex > 0 && pair.dataset[each.dataset.filter] !== each.value)
-          || (wanted !== "" && !pair.textContent.toLowerCase().includes(wanted));
-        shown += !pair.hidden;
+        const fits = choices.every((each) => each.selectedIndex === 0 || pair.dataset[each.dataset.filter] === each.value)
+          && (wanted === "" || pair.textContent.toLowerCase().includes(wanted));
+        found += fits;
+        pair.hidden = !fits || found > most;
       }
-      count.textContent = `${shown} of ${pairs.length} shown`;
+      count.textContent = `${Math.min(found, most)} of ${pairs.length} shown`;
+      button.hidden = found <= most;
     };
+    button.addEventListener("click", () => { most = Infinity; show(); });
+    addEventListener("beforeprint", () => { most = Infinity; show(); });
     form.hidden = false;
     form.addEventListener("submit", (event) => event.preventDefault());
     choices.forEach((each) => each.addEventListener("change", show));
     typed(words, show);
     show();
   }
+
+  addEventListener("beforeprint", () => all("details.fold").forEach((each) => { each.open = true; }));
 
   const theme = document.querySelector("[data-theme-switch]");
   theme.hidden = false;

@@ -56,9 +56,10 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Listing:
-    """Sentences in a list."""
+    """Sentences in a list, folded below its title."""
 
     kind: ClassVar = "listing"
+    title: str
     lines: Sequence[str]
 
 
@@ -99,10 +100,20 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of the page, or a comparison of several; `name` is its anchor."""
+    """One run of the page, or a comparison of several.
+
+    Attributes:
+      title: Heading, also in the list of chapters.
+      name: Anchor.
+      answer: Sentence that answers the question of a reader; the first chapter's opens the page.
+      opening: Blocks below the answer: a picture of it, and warnings.
+      sections: Details, in the order of their weight.
+    """
 
     title: str
     name: str
+    answer: str
+    opening: Sequence[Block]
     sections: Sequence[Section]
 
 

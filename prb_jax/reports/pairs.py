@@ -13,7 +13,7 @@ from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources.reading import recorded_sources
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped
-from prb_jax.reports.table import Table, number
+from prb_jax.reports.table import Table, first_words, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.kind import RUN
 from prb_jax.scoring.inputs import read_inputs
@@ -153,6 +153,7 @@ def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: floa
     note = f"The model did not see all of the text{f' ({kinds})' if kinds else ''}."
     return {
         "id": row.id,
+        "question": first_words(comparison.question) or row.id,
         "subset": row.subset or "",
         "user": row.user_id or "",
         "margin": f"{margin:.4g}",

@@ -1,4 +1,4 @@
-"""Tables for personalisation methods: a study's accuracy by shots, differences, controls; plans; questions to ask."""
+"""A study of personalisation methods: its answer, its table for the terminal, and its chapter of a page."""
 
 from __future__ import annotations
 
@@ -7,24 +7,36 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, counted
+from prb_jax.metrics.paired import LEVEL
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
 from prb_jax.reports.drawings import drawing
-from prb_jax.reports.page import Chapter, Listing, Section
-from prb_jax.reports.table import Table, bounded, change, field, number
+from prb_jax.reports.forest import BASELINE, MODEL, Estimate, draw_forest
+from prb_jax.reports.page import Block, Chapter, Listing, Section
+from prb_jax.reports.table import (
+    NONE,
+    Cell,
+    Getter,
+    Table,
+    answered,
+    bounded,
+    field,
+    gained,
+    number,
+    percent,
+    signed,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-
-    from prb_jax.study.ask import Question
+    from rich.console import Group
 
 STUDY: Final = "study.json"
 RESULTS: Final = "results.json"
 
-_WIDE: Final = 6  # maximum number of columns of shots
-_NO_INFORMATION: Final = 1e-9  # nats; less information than this is only rounding
-_PARTS: Final = {
+_MOST_NOTES: Final = 4
+_WIDE: Final = 4  # maximum number of columns of shots
+PARTS: Final = {
     "unseen": "people not used for fitting",
     "seen": "held-out comparisons of people that were fitted on",
 }
@@ -94,40 +106,105 @@ Row = Mapping[str, Any]
 """One row of ``results.json``: a method with a number of shots and a control, for one part of the people."""
 
 
+def _p(value: float | None) -> str:
+    return "<0.001" if value is not None and value < 0.001 else number(value)
+
+
+def _difference(key: str, p: str) -> Getter:
+    """Return the getter of a difference from pooled, with its interval and its p-value, as ``+0.03 [..], p 0.01``."""
+
+    def get(row: Row) -> str:
+        value, tested = row.get(key), row.get(p)  # earlier versions have no differences of log-losses
+        if value is None:
+            return NONE
+        text = signed(value, row.get(f"{key}_ci95"))
+        return Cell(text if tested is None else f"{text}, p {_p(tested)}", value)
+
+    return get
+
+
+_DIFFERENCES: Final[Mapping[str, Getter]] = {
+    "minus pooled": _difference("diff_to_pooled", "p_holm"),
+    "log-loss\nminus pooled": _difference("log_loss_diff_to_pooled", "p_log_loss_holm"),
+}
+"""Columns of the differences of a method from pooled, for the terminal and the page; p is adjusted by Holm's method."""
+
+
 def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
-    """Return the tables of a study, from the rows of ``results.json`` and the contents of ``study.json``."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(title, style="bold")]
-    for part, about in _PARTS.items():
-        if here := [row for row in rows if row["split"] == part]:
-            parts += [_curves(here, f"{part}: {about}"), *_differences(here, part), _controls(here, part)]
-            if any(row.get("log_loss") is not None for row in here):  # absent in earlier versions
-                parts.insert(-2, _curves(here, f"{part}: log-loss", figure="log_loss"))
-    return Group(*parts, _costs(rows, "time and memory"), Text("\n".join(_notes(summary))))
-
-
-def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Table:
-    """Return accuracy, or another figure, of each method by shots."""
+    """Return the answer of a study and one table, from the rows of ``results.json`` and the contents of
+    ``study.json``."""
     plain = [row for row in rows if row["control"] is None]
-    shots = sorted({row["shots"] for row in plain})[:_WIDE]
+    every = sorted({row["shots"] for row in plain})
+    shots = every if len(every) <= _WIDE else [*every[: _WIDE - 1], every[-1]]
+    lines: list[list[str]] = []
+    for part, about in PARTS.items():
+        if here := [row for row in rows if row["split"] == part]:
+            lines += [[]] if lines else []
+            lines.append([f"{part}: {about}", *[""] * (len(shots) + len(_DIFFERENCES))])
+            lines += _curves(here, shots)
+    most = max(plain, key=lambda row: row["n"])
+    notes = [
+        f"accuracy after k comparisons of a person, and differences at the most, p by Holm; {most['n']:,} choices of "
+        f"{most['users']:,} people; [..] 95 % interval over people",
+        _remarks(summary),
+        "prb report shows the controls, the calibration, time and memory of each method",
+    ]
+    heads = ["method", *(f"k={count}" for count in shots), *_DIFFERENCES]
+    return answered(Table("", heads, lines), answer=study_answer(rows), notes=notes, title=title)
+
+
+def study_answer(rows: Sequence[Row]) -> str:
+    """Return which method predicts a person best after the most comparisons, and whether it beats pooled."""
+    part = [row for row in rows if row["split"] == "unseen"] or rows
+    person = "new person" if part is not rows else "person"
+    compared = [row for row in _last(part).values() if row["diff_to_pooled"] is not None]
+    methods = [row for row in compared if row["p_holm"] is not None] or compared
+    if not methods:
+        return "No method has a figure to compare with pooled, which treats all people alike."
+    best = max(methods, key=lambda row: row["diff_to_pooled"])
+    share = percent(best["accuracy"], best["accuracy_ci95"])
+    gain, p = gained(best["diff_to_pooled"], best["diff_to_pooled_ci95"]), _p(best["p_holm"])
+    after = f"After {counted(best['shots'], 'comparison')} of a {person}"
+    verdict = f"p {p}, adjusted for all methods and shots" if best["p_holm"] is not None else "not tested"
+    if (loss := best.get("log_loss_diff_to_pooled")) is not None:
+        verdict += f"; log-loss {loss:+.4f}, p {_p(best.get('p_log_loss_holm'))}"
+    if best["diff_to_pooled"] > 0 and best["p_holm"] is not None and best["p_holm"] <= LEVEL:
+        return (
+            f"{after}, {best['method']} predicts {share} of the person's choices, {gain} more than pooled, which "
+            f"treats all people alike ({verdict})."
+        )
+    return (
+        f"{after}, no method is shown to predict more choices than pooled, which treats all people alike: the best, "
+        f"{best['method']}, predicts {share}, {gain} from pooled ({verdict})."
+    )
+
+
+def _curves(rows: Sequence[Row], shots: Sequence[int]) -> Iterator[list[str]]:
+    """Yield the accuracy of each method by shots, and its differences from pooled at the most shots."""
+    plain = [row for row in rows if row["control"] is None]
     # Earlier versions did not count the people with k comparisons.
     reached = {row["shots"]: row.get("reached") for row in plain}
-    lines = [["people who have k", *(number(reached[count], "{:,}") for count in shots)]]
+    yield ["people who have k", *(number(reached.get(k), "{:,}") for k in shots), *[""] * len(_DIFFERENCES)]
+    last = _last(rows)
     for simulated in (False, True):
         shown = [row for row in rows if row["control"] == "simulated"] if simulated else plain
-        lines += [[]] if shown else []
         for name in dict.fromkeys(row["method"] for row in shown):
-            by_shots = {row["shots"]: number(row[figure]) for row in shown if row["method"] == name}
-            label = f"{name} (simulated)" if simulated else name
-            lines.append([label, *(by_shots.get(count, "") for count in shots)])
-    most = max(plain, key=lambda row: row["n"])
-    note = (
-        f"{figure.replace('_', '-')} after k comparisons of a person; {most['n']:,} choices of "
-        f"{most['users']:,} people"
-    )
-    return Table(title, ["method", *(f"k={count}" for count in shots)], lines, note=note)
+            by_shots = {row["shots"]: number(row["accuracy"]) for row in shown if row["method"] == name}
+            row = None if simulated else last.get(name)
+            differences = [getter(row) if row else "" for getter in _DIFFERENCES.values()]
+            cells = ["" if cell == NONE else cell for cell in differences]
+            yield [
+                f"{name} (simulated)" if simulated else name,
+                *(by_shots.get(k, "") for k in shots),
+                *cells,
+            ]
+
+
+def _remarks(summary: Mapping[str, Any]) -> str:
+    """Return the notes for a terminal on one line."""
+    notes = list(_notes(summary))
+    rest = f"; and {len(notes) - _MOST_NOTES} more notes" if len(notes) > _MOST_NOTES else ""
+    return "; ".join(notes[:_MOST_NOTES]) + rest
 
 
 def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
@@ -139,33 +216,6 @@ def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
         if of_method:
             last[name] = max(of_method, key=lambda row: row["shots"])
     return last
-
-
-def _differences(rows: Sequence[Row], part: str) -> list[Table]:
-    """Return differences from pooled at the most shots, in log-loss and in accuracy; each fits 80 columns."""
-    most = max(row["shots"] for row in rows if row["accuracy"] is not None)
-    log_loss = {
-        "method": field("method"),
-        "log-loss\nminus pooled": lambda row: number(row.get("log_loss_diff_to_pooled"), "{:+.4f}"),
-        "p, Holm": lambda row: _p(row.get("p_log_loss_holm")),  # absent in earlier versions
-    }
-    accuracy = {
-        "method": field("method"),
-        "accuracy\nminus pooled": change("diff_to_pooled"),
-        "p, Holm": lambda row: _p(row["p_holm"]),
-        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
-        "ties": lambda row: f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
-    }
-    note = "[..] 95 % interval of the paired difference, over people"
-    last = _last(rows).values()
-    return [
-        Table.of(f"{part}, k={most}: log-loss", last, log_loss),
-        Table.of(f"{part}, k={most}", last, accuracy, note=note),
-    ]
-
-
-def _p(value: float | None) -> str:
-    return "<0.001" if value is not None and value < 0.001 else number(value)
 
 
 def _controls(rows: Sequence[Row], part: str) -> Table:
@@ -203,18 +253,7 @@ def _costs(rows: Sequence[Row], title: str) -> Table:
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes beyond the tables: sizes, exclusions, and baselines that are not beaten."""
-    yield f"{summary['users']:,} people, {summary['choices']:,} choices"
-    yield from (f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count)
-    if alone := summary["users_with_one_choice"]:
-        yield f"{alone:,} people have only one choice: there is nothing to adapt on"
-    if any(telling := summary["choices_that_tell_a_query"]):
-        yield (
-            f"{max(telling):,} choices share a response with a choice to predict of the same person: methods are "
-            "neither adapted nor fitted on them"
-        )
-    if posts := summary["posts_that_judge_a_candidate"]:
-        yield f"{posts:,} posts that judge a response of the same person's comparisons were taken away"
+    """Yield notes beyond the tables, the gravest first: doubts, baselines that are not beaten, exclusions, sizes."""
     if "wrapper" in summary.get("relaxed", ()):
         told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
         yield f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
@@ -226,92 +265,32 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
                 f"{check['wrapper']} correlates with the choices: a classifier that only uses this is right in "
                 f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
             )
-    elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
+    yield from (f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items())
+    if not_above := summary["not_above_offset"]:
+        yield f"not above pooled + offset on unseen people, for any number of shots: {', '.join(not_above)}"
+    yield f"{summary['users']:,} people, {summary['choices']:,} choices"
+    yield from (f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count)
+    if alone := summary["users_with_one_choice"]:
+        yield f"{alone:,} people have only one choice: there is nothing to adapt on"
+    if any(telling := summary["choices_that_tell_a_query"]):
+        yield (
+            f"{max(telling):,} choices share a response with a choice to predict of the same person: methods are "
+            "neither adapted nor fitted on them"
+        )
+    if posts := summary["posts_that_judge_a_candidate"]:
+        yield f"{posts:,} posts that judge a response of the same person's comparisons were taken away"
+    for name, controls in summary["controls"].items():
+        yield f"{name}: {', '.join(f'{figure} {value:.3g}' for figure, value in controls[0].items())}"
+    seen = list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"])))
+    if (
+        seen
+        and "wrapper" not in summary.get("relaxed", ())
+        and not any("wrapper" in c for c in summary["checks"])
+    ):
         yield (
             "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
             f"in {0.5 + max(seen):.3f} would have been found 80 % of the time"
         )
-    yield from (f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items())
-    if not_above := summary["not_above_offset"]:
-        yield f"not above pooled + offset on unseen people, for any number of shots: {', '.join(not_above)}"
-    for name, controls in summary["controls"].items():
-        yield f"{name}: {', '.join(f'{figure} {value:.3g}' for figure, value in controls[0].items())}"
-
-
-def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> Table:
-    """Return the table of ``prb personalise --dry-run``: the number of people from
-    :func:`prb_jax.study.personalise.people_of_study` who have k comparisons to adapt on."""
-    rows = [
-        (part, f"{len(counts):,}", *(f"{sum(count >= k for count in counts):,}" for k in shots))
-        for part, counts in people.items()
-    ]
-    title = "people who have k comparisons to be adapted on"
-    note = "; ".join(f"{part}: {_PARTS[part]}" for part in people)
-    return Table(title, ("", "people", *(f"k={k}" for k in shots)), rows, note=note)
-
-
-def render_plan(plan: Mapping[str, Any]) -> Table:
-    """Return the table of ``prb personalise --plan``, a result of :func:`prb_jax.study.simulation.plan_study`."""
-    columns = {
-        "people": field("people", "{:,}"),
-        "choices predicted": field("choices", "{:,}"),
-        "gain in accuracy": lambda row: _with_error(row, "gain", "{:+.4f}"),
-        "95 % interval, half": field("ci95_half", "{:.4f}"),
-        "power": lambda row: _with_error(row, "power", "{:.2f}"),
-    }
-    title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
-    note = (
-        f"the data have {plan['people']:,} people; given the true prior, {plan['shots']} choices are worth "
-        f"{ceiling['choices']:+.4f} over an unknown person, and full knowledge of the person {ceiling['person']:+.4f}; "
-        "power: chance that the interval of the gain is above 0; ± Monte Carlo standard error of "
-        f"{plan['repeats']} simulated studies"
-    )
-    needed = plan["needed"]
-    gain = f"\na gain of {needed['gain']:g}"
-    if needed["people"] is None:
-        note += f"{gain} cannot be planned for: no simulated study has an interval; try more --people or --repeats"
-    else:
-        note += (
-            f"{gain} is found in {needed['power']:.0%} of studies of {needed['people']:,} people, with "
-            f"{needed['choices']:,} choices predicted"
-        )
-    return Table.of(title, plan["rows"], columns, note=note)
-
-
-def _with_error(row: Mapping[str, Any], figure: str, form: str) -> str:
-    error = row.get(f"{figure}_error")
-    return number(row[figure], form) + ("" if error is None else f" ± {form.replace('+', '').format(error)}")
-
-
-def render_questions(questions: Sequence[Question], *, top: int) -> Table:
-    """Return a line for each of the first questions, the value of a random one, and how much is already known."""
-    from prb_jax.study.ask import known_of_person
-
-    columns = {
-        "question": lambda question: question.id,
-        "information": lambda question: f"{question.information:.4f}",
-        "prefers the first": lambda question: f"{question.probability:.2f}",
-        "anybody": lambda question: f"{question.of_anybody:.2f}",
-    }
-    information = [question.information for question in questions]
-    mean, known = sum(information) / len(information), known_of_person(questions)
-    notes = [
-        f"information in nats; a question at random: {mean:.4f}; known of this person so far: {known:.4f}"
-    ]
-    if known < max(information):
-        notes.append(
-            "not enough is known of this person: one more answer would tell more than everything known so far"
-        )
-    if max(information) < _NO_INFORMATION:
-        notes.append(
-            "no answer tells anything: the fitted method found no differences between people, so it is the same for "
-            "everybody; `numbers` in study.json has the chosen settings"
-        )
-    if questions[0].pref_rule is not None:
-        columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
-        chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
-        notes.append(f"PReF's rule asks {chosen.id}: {chosen.information:.4f}")
-    return Table.of("The questions that tell most", questions[:top], columns, note="\n".join(notes))
 
 
 def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
@@ -337,14 +316,11 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "shots": field("shots"),
         "accuracy": bounded("accuracy"),
         "per user": bounded("user_accuracy"),
-        "minus pooled": change("diff_to_pooled"),
-        "p, Holm": field("p_holm", "{:.2g}"),
+        **_DIFFERENCES,
+        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "log-loss": bounded("log_loss"),
-        "log-loss minus pooled": change("log_loss_diff_to_pooled"),
-        "its p, Holm": lambda row: number(row.get("p_log_loss_holm"), "{:.2g}"),
         "calibration error": field("ece", "{:.3f}"),
         "Brier score": lambda row: number(row.get("brier"), "{:.3f}"),
-        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
         "ties": field("ties", "{:,}"),
         "n": field("n", "{:,}"),
         "people who have k": field("reached", "{:,}"),
@@ -356,17 +332,45 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "adapted on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
     )
     every = "Every method, number of shots and control"
-    blocks = [
-        picture,
+    people = [row for row in rows if row["split"] == "unseen"] or rows
+    blocks: list[Block] = [
         Table.of(every, rows, columns, words=2, filtered=True),
+        _controls(people, "Controls"),
         _costs(rows, "Time and memory of each method"),
-        Listing(list(_notes(summary))),
     ]
     meanings = Table(
         "What the figures mean", ("figure", "meaning"), list(summary["definitions"].items()), words=2
     )
+    opening = [*_pictures(people), Listing("Notes on the data and the methods", list(_notes(summary)))]
     sections = [
-        Section("Learning from a few comparisons of a person", blocks),
+        Section("Learning from a few comparisons of a person", [picture]),
+        Section("Figures", blocks),
         Section("Definitions", [meanings]),
     ]
-    return Chapter(f"{run_name}: methods of personalisation", anchor, sections)
+    return Chapter(f"{run_name}: methods of personalisation", anchor, study_answer(rows), opening, sections)
+
+
+def _pictures(rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield forest plots of the methods after the most comparisons: accuracy, and the difference from pooled."""
+    last = sorted(
+        (row for row in _last(rows).values() if row["accuracy"] is not None), key=lambda row: -row["accuracy"]
+    )
+    estimates = [
+        Estimate(
+            row["method"],
+            row["accuracy"],
+            row["accuracy_ci95"],
+            MODEL if row["p_holm"] is not None else BASELINE,
+            f"after {counted(row['shots'], 'comparison')}",
+        )
+        for row in last
+    ]
+    yield draw_forest("Accuracy of each method", estimates, reference=("0.5", 0.5), what="a method")
+    gains = [
+        Estimate(row["method"], row["diff_to_pooled"], row["diff_to_pooled_ci95"])
+        for row in last
+        if row["diff_to_pooled"] is not None and row["p_holm"] is not None
+    ]
+    if gains:
+        title = "Accuracy minus the accuracy of pooled, on the same choices"
+        yield draw_forest(title, gains, reference=("pooled", 0.0), figure=signed, what="a method")

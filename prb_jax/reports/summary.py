@@ -1,26 +1,44 @@
-"""Tables of summaries: a model with the baselines, by subset, by benchmark, and by the number of posts shown."""
+"""Summaries for people: the answer in one sentence, and one table of a model, its controls, baselines and subsets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-
-from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field, interval, number, signed
+from prb_jax.errors import counted
+from prb_jax.metrics.summary import LENGTH_BASELINE
+from prb_jax.reports.table import (
+    NONE,
+    Table,
+    answered,
+    bounded,
+    change,
+    field,
+    gained,
+    interval,
+    number,
+    percent,
+    signed,
+)
+from prb_jax.scoring import VOTES
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
+if TYPE_CHECKING:
+    from rich.console import Group
+
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 _BASELINE = "baseline:"  # prefix of scorers without a model
-_BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 _MANY_TIES = 0.01  # minimum share of ties for showing the half-credit accuracy
+_MANY_TIES_OF_BASELINE = 0.05  # the same for baselines, of which a reader wants to know less
+_MOST_SUBSETS = 12  # maximum number of subsets in a terminal
+_MOST_REMARKS = 4
 
 HEADLINE = {
     "n": field("n", "{:,}"),
     "accuracy": bounded("accuracy", "ci95"),
     "mean over users": bounded("user_accuracy"),
-    "coverage": bounded("coverage"),
+    "users served": bounded("coverage"),
     "ties": field("ties", "{:,}"),
     "mean margin": field("mean_margin", "{:.3g}"),
 }
@@ -33,6 +51,47 @@ POSTS = {
     "comparisons with cut text": field("truncated", "{:,}"),
 }
 """Columns of the points of `posts.json`."""
+
+
+def answer(summary: Mapping[str, Any], *, name: str, unit: str = "comparisons") -> str:
+    """Return the answer of a summary in one sentence: accuracy, worth of the profile, and the length baseline."""
+    if summary["accuracy"] is None:
+        return f"{name} has no accuracy on these data: {summary.get('ci95_reason')}."
+    if told := told_of(summary.get("hints") or {}):
+        name = f"{name}, which was told more than the profile ({told}),"
+    best = "what the user wants" if summary.get("users") else "the better response"
+    share, of = percent(summary["accuracy"], summary.get("ci95")), f"{summary['n']:,} {unit}"
+    parts = [f"{name} prefers {best} in {share} of {of}"]
+    controls = summary.get("controls") or {}
+    worth = {
+        "blind": "the profile is worth {}",
+        "swap": "the user's own profile is worth {} more than another's",
+    }
+    for control, figures in sorted(controls.items()):  # one of the two is enough here
+        if control in worth and figures["difference"] is not None:
+            parts.append(worth[control].format(gained(figures["difference"], figures["difference_ci95"])))
+            break
+    for benchmark, result in (summary.get("benchmarks") or {}).items():
+        if result.get("score") is not None:
+            parts.append(f"its score on {benchmark} is {result['score']:.4f}")
+    length = (summary.get("baselines") or {}).get(LENGTH_BASELINE) or {}
+    if length.get("accuracy") is not None and summary.get("model") != LENGTH_BASELINE:
+        parts.append(f"length would give {percent(length['accuracy'], None)}")
+    return "; ".join(parts) + "."
+
+
+def served(summary: Mapping[str, Any]) -> str:
+    """Return the coverage of a summary in words; empty without one."""
+    if summary.get("coverage") is None:
+        return ""
+    testable = summary["users_testable"]
+    users, corrected, lucky = (
+        summary[f"coverage{key}"] * testable for key in ("", "_benjamini_hochberg", "_by_chance")
+    )
+    return (
+        f"for {users:.0f} of the {testable:,} users with enough comparisons to test it is right more "
+        f"often than by chance ({corrected:.0f} after correction for so many tests; {lucky:.1f} by guessing)"
+    )
 
 
 def headline(summaries: Summaries, *, title: str = "", note: str = "") -> Table:
@@ -55,173 +114,168 @@ def gains(controls: Summaries) -> list[str]:
 
 
 def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, Any]]:
-    """Return the summaries within a summary, by display name: the model, its controls, the baselines."""
+    """Return the summaries within a summary, by display name: the model, its controls, the baselines.
+
+    Baselines that are undefined on these data are left out, and so is a baseline that is the model.
+    """
     said = {"blind": "shown no profile", "swap": "shown another user's profile"}
     controls = (summary.get("controls") or {}).items()
     within = {f"{name}, {said.get(control, control)}": figures for control, figures in controls}
-    return {name: summary, **within, **(summary.get("baselines") or {})}
+    baselines = {
+        baseline: figures
+        for baseline, figures in (summary.get("baselines") or {}).items()
+        if figures["accuracy"] is not None and baseline != summary.get("model")
+    }
+    return {name: summary, **within, **baselines}
 
 
-def render_summary(summaries: Summaries, *, title: str) -> Group:
-    """Return tables of summaries by display name, as returned by ``prb_jax.metrics.summary.summarise``.
+def about_figure(name: str, summary: Mapping[str, Any], *, of: int) -> str:
+    """Return a remark for an accuracy that needs one; empty for all others.
 
-    First overall figures, with each baseline once; then accuracy by subset, if any, the effect of quantising, for a
-    quantised model, and the figures by each benchmark's own rule.
+    Many ties, fewer comparisons than the model's ``of``, and votes of others that are mostly for another response.
     """
-    shown = dict(summaries)
-    for summary in summaries.values():
-        shown |= {name: s for name, s in (summary.get("baselines") or {}).items() if name not in shown}
-    parts = [_overall(shown, title)]
-    if subsets := sorted({subset for s in shown.values() for subset in s.get("by_subset") or {}}):
-        parts.append(_by_subset(_few_baselines(shown), subsets))
-    for name, summary in summaries.items():
-        if quantized := summary.get("quantization"):
-            before, held = quantized["bytes_unquantized"], quantized["bytes_held"]
-            text = NONE if held is None else f"{before:,} -> {held:,} ({held / before:.0%})"
-            parts.append(facts_table([("bytes of weights", text)], title=f"{name}, {quantized['form']}"))
-    names = dict.fromkeys(name for summary in summaries.values() for name in summary.get("benchmarks") or {})
-    return Group(*parts, *(_benchmark(name, summaries) for name in names))
+    parts, n, ties = [], summary["n"], summary.get("ties") or 0
+    if n < of:
+        parts.append(f"on the {n:,} comparisons that others judge too")
+    if name in VOTES and summary["accuracy"] is not None and 1 - summary["accuracy"] - ties / n > 0.5:
+        parts.append("the others mostly prefer another response")
+    many = _MANY_TIES_OF_BASELINE if name.startswith(_BASELINE) else _MANY_TIES
+    if ties > many * n and summary.get("half_credit_accuracy") is not None:
+        parts.append(
+            f"{ties / n:.0%} ties, not wins ({summary['half_credit_accuracy']:.3f} if each counts half)"
+        )
+    return "; ".join(parts)
 
 
-def _overall(shown: Summaries, title: str) -> Table:
-    columns = {"model": field("label"), "accuracy": HEADLINE["accuracy"]}
-    words = len(columns)
-    if any(summary.get("users") for summary in shown.values()):
-        columns |= {"per user": HEADLINE["mean over users"], "coverage": field("coverage", "{:.3f}")}
-        words += 1
-    columns |= {"ties": HEADLINE["ties"], "margin": HEADLINE["mean margin"]}
-    rows = [{"label": _label(name), **summary} for name, summary in shown.items()]
-    notes = [f"[..] 95 % interval{_over(shown)}", *_sizes(shown), *_reasons(shown)]
-    notes += [remark for name, summary in shown.items() for remark in _remarks(name, summary)]
-    return Table.of(title, rows, columns, words=words, note="\n".join(notes))
+def render_summary(summary: Mapping[str, Any], *, title: str) -> Group:
+    """Return the answer of a summary and its table, as returned by ``prb_jax.metrics.summary.summarise``.
 
-
-def _over(shown: Summaries) -> str:
-    """Return the units of the intervals, if they are the same for all."""
-    over = set()
-    for summary in shown.values():
-        if "definitions" in summary:
-            unit = "users" if summary.get("users") else "comparisons"
-            if summary.get("users_derived"):
-                unit = f"{summary['users']:,} users derived from shared posts"
-            over.add(f" over {unit} and responses" if summary.get("crossed") else f" over {unit}")
-    return over.pop() if len(over) == 1 else ""
-
-
-def _sizes(shown: Summaries) -> Iterator[str]:
-    """Yield the numbers of comparisons; a baseline of votes only covers some of them."""
-    models = {name: summary for name, summary in shown.items() if "baselines" in summary} or shown
-    sizes = {(summary["n"], summary.get("users") or 0) for summary in models.values()}
-    if len(sizes) == 1:
-        n, users = sizes.pop()
-        yield f"{n:,} comparisons" + (f" of {users:,} users" if users else "") + "; a tie is not a win"
-    else:
-        yield from (f"{_label(name)}: {summary['n']:,} comparisons" for name, summary in models.items())
-    most = max(summary["n"] for summary in models.values())
-    for name, summary in shown.items():
-        if name not in models and summary["n"] < most:
-            yield f"{_label(name)}: the {summary['n']:,} comparisons that other users judge too"
-
-
-def _reasons(shown: Summaries) -> list[str]:
-    """Return the distinct reasons why figures and intervals of the table are missing."""
-    reasons: dict[str, dict[str, None]] = {}
-    for name, summary in shown.items():
-        for key, what in (("ci95", "interval"), ("user_accuracy_ci95", "interval"), ("coverage", "coverage")):
-            reason = summary.get(f"{key}_reason")
-            if reason and (summary.get("users") or key == "ci95"):
-                what = "figure" if summary["accuracy"] is None else what
-                reasons.setdefault(f"no {what}: {reason}", {})[_label(name)] = None
-    return [
-        reason if len(names) == len(shown) else f"{', '.join(names)}: {reason}"
-        for reason, names in reasons.items()
+    The table has the model, its controls and the baselines, then the scores of benchmarks, then the subsets.
+    """
+    name = _label(str(summary.get("model", "the model")))
+    shown = scorers(summary, name=name)
+    columns = {
+        "": lambda row: _label(row["name"].removeprefix(f"{name}, ")),
+        "accuracy": HEADLINE["accuracy"],
+        "the model\nminus it": change("difference"),
+        "per user": field("user_accuracy", "{:.3f}"),
+        "users\nserved": field("coverage", "{:.3f}"),
+        "ties": lambda row: number(row.get("ties") or None, "{:,}"),
+    }
+    rows: list[list[str]] = [
+        [getter({"name": one, **figures}) for getter in columns.values()] for one, figures in shown.items()
     ]
+    for part in (_benchmark_rows(summary), _subset_rows(summary)):
+        rows += [[], *([*cells, *[NONE] * (len(columns) - len(cells))] for cells in part)] if part else []
+    # a column without a figure, and a dash, tell nothing
+    kept = [k for k in range(len(columns)) if any(row and row[k] not in (NONE, "") for row in rows)]
+    cells = [["" if row[k] == NONE else row[k] for k in kept] if row else [] for row in rows]
+    heads = [list(columns)[k] for k in kept]
+    notes = list(_notes(summary, shown, name))
+    return answered(Table("", heads, cells), answer=answer(summary, name=name), notes=notes, title=title)
 
 
-def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield facts about one model beyond the columns: users served, hints, cut or excluded text."""
-    label, n, ties = _label(name), summary["n"], summary["ties"] or 0
-    if ties > _MANY_TIES * n and summary["half_credit_accuracy"] is not None:
-        yield f"{label}: accuracy {summary['half_credit_accuracy']:.3f} if each of its {ties:,} ties counts half"
-    if summary.get("coverage") is not None and not name.startswith(_BASELINE):
-        yield (
-            f"{label}: serves {interval(summary['coverage'], summary.get('coverage_ci95'))} of "
-            f"{summary['users_testable']:,} testable users, {summary['coverage_benjamini_hochberg']:.3f} after "
-            f"correction; {summary['coverage_by_chance']:.3f} by chance"
-        )
-    if told := told_of(summary.get("hints") or {}):
-        yield f"{label}: was told, in addition to the profile: {told}"
-    if known := summary.get("users_fitted_on"):
-        yield f"{label}: was fitted on {known:,} of these users, so its figures do not apply to new people"
-    if unknown := summary.get("unknown_users"):
-        yield f"{label}: {unknown:,} users are unknown to it"
-    for reason, count in (summary.get("history_left_out") or {}).items():
-        yield f"{label}: left out of the history: {count:,} {reason}"
-    if cut := summary.get("truncated"):
-        yield f"{label}: text cut in {cut:,} of {n:,}"
-    if equal := summary.get(EQUAL_SIDES):
-        yield f"{label}: {EqualSides(**equal)}: no model can win them"
-    if (readout := summary.get("readout")) not in (None, "logit"):
-        yield f"{label}: read-out {readout}"
-    if left_out := (summary.get("left_out") or {}).get("comparisons"):
-        yield f"{label}: {left_out:,} comparisons too long and left out, see left_out.jsonl"
-    yield from (f"{label}: {gain}" for gain in gains(summary.get("controls") or {}))
-    for baseline, figures in (summary.get("baselines") or {}).items():
-        if figures.get("difference") is not None:
-            difference = interval(figures["difference"], figures.get("difference_ci95"))
-            yield f"{label} minus {_label(baseline)}: {difference}"
+def _subset_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row for each subset, or the lowest of many."""
+    parts = summary.get("by_subset") or {}
+    names = sorted(parts)
+    if len(names) > _MOST_SUBSETS:
+        names = sorted(names, key=lambda name: parts[name]["accuracy"] or 0.0)[:_MOST_SUBSETS]
+    rows = [
+        [f"{name} ({parts[name]['n']:,})", interval(parts[name]["accuracy"], parts[name].get("ci95"))]
+        for name in names
+    ]
+    rest = len(parts) - len(names)
+    return [*rows, [f"and {rest:,} subsets that are higher", ""]] if rest else rows
 
 
-def _few_baselines(shown: Summaries) -> dict[str, Mapping[str, Any]]:
-    """Return the results that get a separate column: a table has no room for every baseline."""
-    return {
-        name: figures
-        for place, (name, figures) in enumerate(shown.items())
-        if not name.startswith(_BASELINE) or name in _BASELINES_BY_SUBSET or place == 0
-    }
-
-
-def _by_subset(shown: Summaries, subsets: Sequence[str]) -> Table:
-    heads = ("subset", "n", *(name.removeprefix(_BASELINE) for name in shown))
+def _benchmark_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return the score of each benchmark, and the figures that make it up."""
     rows = []
-    for subset in subsets:
-        figures = {name: (summary.get("by_subset") or {}).get(subset) for name, summary in shown.items()}
-        sizes = "/".join(f"{n:,}" for n in sorted({part["n"] for part in figures.values() if part}))
-        cells = (
-            interval(part["accuracy"], None if name.startswith(_BASELINE) else part.get("ci95"))
-            if part
-            else NONE
-            for name, part in figures.items()
+    for benchmark, result in (summary.get("benchmarks") or {}).items():
+        rows.append([f"{benchmark}: score", interval(result["score"], result.get("score_ci95"))])
+        rows += [[f"{benchmark}: {name}", number(value)] for name, value in result["figures"].items()]
+    return rows
+
+
+def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[str]:
+    """Yield three lines at most: sizes, users served, and facts that a reader must know."""
+    unit = "users" if summary.get("users") else "comparisons"
+    if summary.get("users_derived"):
+        unit = f"{summary['users']:,} users derived from shared posts"
+    over = f"{unit} and responses" if summary.get("crossed") else unit
+    users = f" of {summary['users']:,} users" if summary.get("users") else ""
+    yield f"[..] 95 % interval over {over}; {summary['n']:,} comparisons{users}; a tie is not a win"
+    if text := served(summary):
+        yield f"users served: {text}"
+    remarks = [*_remarks(summary), *_reasons(shown, summary)]
+    for other, figures in shown.items():
+        if about := about_figure(other, figures, of=summary["n"]):
+            remarks.append(about if other == name else f"{_label(other)}: {about}")
+    if remarks:
+        more = "; see summary.json" if len(remarks) > _MOST_REMARKS else ""
+        yield "; ".join(remarks[:_MOST_REMARKS]) + (
+            f"; and {len(remarks) - _MOST_REMARKS} more remarks{more}" if more else ""
         )
-        rows.append((subset, sizes, *cells))
-    return Table("Accuracy by subset", heads, rows)
 
 
-def _benchmark(benchmark: str, summaries: Summaries) -> Table:
-    """Return the score and figures of one benchmark for each model and the baselines."""
-    by_model = {name: (summary.get("benchmarks") or {}).get(benchmark) for name, summary in summaries.items()}
-    shown: dict[str, Mapping[str, Any]] = {
-        name: result for name, result in by_model.items() if result is not None
-    }
-    for result in list(shown.values()):
-        shown |= {name: part for name, part in result["baselines"].items() if name not in shown}
-    shown = _few_baselines(shown)
-    results = list(shown.values())
-    rows = [("score", *(number(result["score"], "{:.4f}") for result in results))]
-    bounds = [result.get("score_ci95") for result in results]
-    if any(bounds):
-        rows.append(("95 % interval", *(f"[{b[0]:.3f}..{b[1]:.3f}]" if b else NONE for b in bounds)))
-    for figure in dict.fromkeys(figure for result in results for figure in result["figures"]):
-        rows.append((figure, *(number(result["figures"].get(figure), "{:.4f}") for result in results)))
-    notes = list(dict.fromkeys(result["rule"] for result in results if "rule" in result))
-    notes[:1] = [f"score: {note}" for note in notes[:1]]
-    if lacking := dict.fromkeys(name for result in results for name in result["missing"]):
-        notes.append(f"not in the data: {', '.join(lacking)}")
-    for name, result in shown.items():
-        if result.get("left_out"):
-            notes.append(f"{name}: {result['left_out']:,} comparisons too long and left out")
-    heads = ("", *(name.removeprefix(_BASELINE) for name in shown))
-    return Table(benchmark, heads, rows, note="\n".join(notes))
+def _reasons(shown: Summaries, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the distinct reasons why figures and intervals of the model, and whole baselines, are missing."""
+    if summary["accuracy"] is not None:
+        reasons: dict[str, None] = {}
+        for key, what in (
+            ("ci95", "interval"),
+            ("user_accuracy_ci95", "interval"),
+            ("coverage", "users served"),
+        ):
+            if (reason := summary.get(f"{key}_reason")) and (summary.get("users") or key == "ci95"):
+                reasons[f"no {what}: {reason}"] = None
+        yield from reasons
+    if undefined := [name.removeprefix(_BASELINE) for name in _undefined(summary)]:
+        yield f"undefined on these data, see summary.json: {', '.join(undefined)}"
+
+
+def _undefined(summary: Mapping[str, Any]) -> list[str]:
+    baselines = (summary.get("baselines") or {}).items()
+    return [name for name, figures in baselines if figures["accuracy"] is None]
+
+
+def undefined_baselines(summary: Mapping[str, Any]) -> list[str]:
+    """Return the baselines without a figure on these data, with the distinct reasons."""
+    reasons: dict[str, list[str]] = {}
+    for name in _undefined(summary):
+        reason = str(summary["baselines"][name].get("ci95_reason"))
+        reasons.setdefault(reason, []).append(name.removeprefix(_BASELINE))
+    return [f"no {', no '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield facts about the model beyond the columns: hints, unknown users, cut or excluded text."""
+    if told := told_of(summary.get("hints") or {}):
+        yield f"was told, in addition to the profile: {told}"
+    if known := summary.get("users_fitted_on"):
+        yield f"was fitted on {known:,} of these users, so its figures do not apply to new people"
+    if unknown := summary.get("unknown_users"):
+        yield f"{unknown:,} users are unknown to it"
+    if left_out := (summary.get("left_out") or {}).get("comparisons"):
+        yield f"{left_out:,} comparisons too long and left out, see left_out.jsonl"
+    if equal := summary.get(EQUAL_SIDES):
+        yield f"{EqualSides(**equal)}: no model can win them"
+    if cut := summary.get("truncated"):
+        yield f"text cut in {cut:,} of {summary['n']:,}"
+    for reason, count in (summary.get("history_left_out") or {}).items():
+        yield f"left out of the history: {count:,} {reason}"
+    for benchmark, result in (summary.get("benchmarks") or {}).items():
+        if result["missing"]:
+            yield f"{benchmark}: not in the data: {', '.join(result['missing'])}"
+        if "rule" in result:
+            yield f"{benchmark}: {result['rule']}"
+    if quantized := summary.get("quantization"):
+        before, held = quantized["bytes_unquantized"], quantized["bytes_held"]
+        if held is not None:
+            yield f"weights in {quantized['form']}: {before:,} -> {held:,} bytes ({held / before:.0%})"
+    if (readout := summary.get("readout")) not in (None, "logit"):
+        yield f"read-out {readout}"
 
 
 def _label(name: str) -> str:
@@ -229,6 +283,20 @@ def _label(name: str) -> str:
     return f"{name.removeprefix(_BASELINE)} (baseline)" if name.startswith(_BASELINE) else name
 
 
-def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
-    """Return a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
-    return Table.of(title, points, POSTS, note=f"[..] 95 % interval; {points[0]['n']:,} comparisons")
+def posts_answer(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return the gain of the most posts of the profile over the fewest, from the points of `posts.json`."""
+    fewest, most = points[0], points[-1]
+    if most.get("accuracy") is None:
+        return "The accuracy is not defined on these data."
+    share = percent(most["accuracy"], most.get("ci95"))
+    text = f"With {counted(most['profile_posts'], 'post')} of the profile the accuracy is {share}"
+    if most.get("difference") is not None:
+        gain = gained(most["difference"], most.get("difference_ci95"))
+        text += f"; against {counted(fewest['profile_posts'], 'post')} this is {gain}"
+    return f"{text}."
+
+
+def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Group:
+    """Return the answer and a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
+    notes = [f"[..] 95 % interval; {points[0]['n']:,} comparisons"]
+    return answered(Table.of("", points, POSTS), answer=posts_answer(points), notes=notes, title=title)

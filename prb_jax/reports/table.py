@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,11 +11,11 @@ from prb_jax.errors import printable
 from prb_jax.platform.paths import shown
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
+    from rich.console import Console, ConsoleOptions, Group
     from rich.table import Table as RichTable
 
 NONE = "–"  # placeholder for a missing figure
-_INTERVAL_WIDTH = 14  # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
+_INTERVAL = re.compile(r"\[[^\]]*\.\.[^\]]*\]")
 _RESULTS_SIDE_BY_SIDE = 3  # minimum, even if cells are folded
 _UNBOUNDED = 10_000
 
@@ -52,6 +53,26 @@ def signed(value: float | None, bounds: Sequence[float] | None) -> str:
         return NONE
     shown = "" if bounds is None else f" [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
     return Cell(f"{value:+.3f}{shown}", value)
+
+
+def percent(value: float, bounds: Sequence[float] | None) -> str:
+    """Return ``79.5 % [74.9, 83.5]``: a share with its interval, if any, for a sentence."""
+    ends = "" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
+    return f"{100 * value:.1f} %{ends}"
+
+
+def gained(value: float, bounds: Sequence[float] | None) -> str:
+    """Return ``+0.012 [-0.003, +0.027]``: a difference with its interval, if any, for a sentence."""
+    return signed(value, bounds).replace("..", ", ")
+
+
+def first_words(text: str, *, most: int = 80) -> str:
+    """Return the beginning of a text on one line, cut at a blank if there is one."""
+    words = " ".join(text[: 20 * most].split())
+    if len(words) <= most:
+        return words
+    kept = words[: most - 4]
+    return f"{kept[: kept.rfind(' ')] if ' ' in kept[most // 2 :] else kept} ..."
 
 
 def field(key: str, form: str = "{}") -> Getter:
@@ -112,8 +133,9 @@ class Table:
             table.add_column(no_wrap=True, style="bold")
             table.add_column(overflow="fold")
         for place, column in enumerate(table.columns):
-            if any(row and row[place].endswith("]") and ".." in row[place] for row in self.rows):
-                column.min_width = _INTERVAL_WIDTH
+            intervals = [text for row in self.rows if row for text in _INTERVAL.findall(row[place])]
+            # keeps "[0.741..0.776]" whole when a narrow terminal wraps the cell before it
+            column.min_width = max(map(len, intervals), default=None)
             column.no_wrap = column.no_wrap or (self.whole and place >= self.words)
         for row in self.rows:
             if row:
@@ -135,6 +157,15 @@ class Table:
 def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
     """Return a table of names and values, one line each."""
     return Table(title, (), list(facts))
+
+
+def answered(table: Table, *, answer: str, notes: Sequence[str], title: str = "") -> Group:
+    """Return the output of a verb: a title, the answer in one sentence, a table, and notes as wide as the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = [Text(title, style="bold")] if title else []
+    return Group(*head, Text(answer), table, Text("\n".join(notes), style="italic"))
 
 
 @dataclass(frozen=True)

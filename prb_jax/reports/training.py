@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prb_jax.errors import counted
 from prb_jax.reports.drawings import drawing
 from prb_jax.reports.evaluation import how_made
 from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Section
-from prb_jax.reports.table import Table, field
+from prb_jax.reports.table import Table, field, percent
 from prb_jax.runs.training import METRICS, POLICY_RUN, ROLLOUTS, TRAIN, read_training
 
 _LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
@@ -58,9 +59,7 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     run = read_training(folder)
     is_policy, summary = run.kind is POLICY_RUN, run.summary
     rows = read_metrics(folder / METRICS)
-    blocks: list[Block] = []
-    if summary is None:
-        blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
+    opening: list[Block] = []
     if rows:
         labels = list(panels_of(rows).values())
         named = labels[:1] + [label if label[:2].isupper() else label.lower() for label in labels[1:]]
@@ -69,18 +68,55 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
             f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: for training (thin: each step; thick: "
             "running mean) and validation, if any."
         )
-        blocks.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
+        opening.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
+    sections = []
+    if summary is None:
+        answer = (
+            f"The training run is not finished: {counted(len(rows), 'row')} of metrics are recorded so far."
+        )
     else:
-        blocks.append(Paragraph("No step is recorded yet.", True))
-    sections = [Section("Learning curves", blocks)]
-    if summary is not None:
+        answer = _policy_answer(summary) if is_policy else _training_answer(summary)
         if summary.get("ended_by_watch"):
-            blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
-        blocks.append(_policy_figures(summary) if is_policy else last_figures(summary))
+            opening.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
+        figures = _policy_figures(summary) if is_policy else last_figures(summary)
+        sections.append(Section("Figures", [figures]))
     if is_policy and (kept := read_steps(folder / ROLLOUTS)):
-        sections.append(Section("Rollouts to read", _rollouts(kept)))
+        sections.insert(0, Section("Rollouts to read", _rollouts(kept)))
     sections.append(Section("How it was made", list(how_made(run.record, TRAIN))))
-    return Chapter(f"{run_name}: {'a policy in training' if is_policy else 'training'}", anchor, sections)
+    heading = f"{run_name}: {'a policy in training' if is_policy else 'training'}"
+    return Chapter(heading, anchor, answer, opening, sections)
+
+
+def _training_answer(summary: Mapping[str, Any]) -> str:
+    """Return how often a trained reward model is right, in one sentence."""
+    steps, train, held_out = summary["steps"], summary["last_tenth"]["accuracy"], summary.get("validation")
+    seen = f"{percent(train, None)} of the last tenth of its training"
+    if held_out is None:
+        held = f"in {seen}; no comparisons were held out"
+    else:
+        share = percent(held_out["accuracy"], None)
+        held = f"in {share} of {summary['validation_comparisons']:,} comparisons that were held out, and in {seen}"
+    end = (
+        ""
+        if summary["exported_step"] == steps
+        else f"; the model of step {summary['exported_step']:,} was exported"
+    )
+    return f"After {counted(steps, 'step')} the model prefers the chosen response {held}{end}."
+
+
+def _policy_answer(summary: Mapping[str, Any]) -> str:
+    """Return how far training moved a policy, in one sentence."""
+    first, last = summary["first"], summary["last_tenth"]
+    moved = [
+        f"{name.replace('_', ' ')} goes from {first[name]:.3g} to {last[name]:.3g}"
+        for name in ("reward", "gold", "loss")
+        if name in first and name in last
+    ]
+    if "reward" in first:
+        moved = moved[:2] if "gold" in first else moved[:1]
+    kl = f", at a KL of {last['kl']:.3g} from the start" if "kl" in last else ""
+    told = " and the ".join(moved) or "figures are below"
+    return f"In {counted(summary['steps'], 'step')} of {summary['algorithm']} the {told}{kl}."
 
 
 def _policy_figures(summary: Mapping[str, Any]) -> Table:

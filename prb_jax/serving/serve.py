@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prb_jax.behaviour.judges.scorer import JudgeScorer
-from prb_jax.errors import RunError, need_extra
+from prb_jax.errors import RunError, need_extra, printable
 from prb_jax.models.continued import why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.batching import machine_memory
@@ -59,6 +60,12 @@ def serve(
             "clients must send"
         )
     listening = bind(options.host, options.port)
+    # standard output is only for the address, which programs read
+    print(
+        f"loading {printable(str(model))}; it answers when its address is printed",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         history = read_history(options.history)
         served = make_served(open_reward(model, loading, history=history, judge=options.judge), options)

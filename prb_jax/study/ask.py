@@ -34,6 +34,7 @@ class Question:
 
     Attributes:
       id: Id of the comparison.
+      question: Text of its question.
       information: Expected information, in nats.
       probability: Probability that the person prefers the first response.
       of_anybody: The same probability for an unknown person.
@@ -41,6 +42,7 @@ class Question:
     """
 
     id: str
+    question: str
     information: float
     probability: float
     of_anybody: float
@@ -118,6 +120,7 @@ def ask(
     questions = [
         Question(
             one.id,
+            one.question,
             float(information[q]),
             float(chance[q]),
             float(of_anybody[q]),

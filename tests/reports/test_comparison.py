@@ -44,10 +44,16 @@ def test_runs_are_compared_and_the_file_is_written(
         keys |= {"detectable"}
         assert f"{pair['detectable']:.3f}" in shown
         assert pair.keys() == keys == keys & compared["definitions"].keys() | {"a", "b"}
-        assert f"{pair['scores']['rms']:.2g}" in shown
         assert (pair["n"], pair["users"]) == (80, 8)
         assert f"{pair['difference']:+.3f} [{pair['ci95'][0]:+.3f}..{pair['ci95'][1]:+.3f}]" in shown
     assert "80 comparisons of 8 users" in shown
+    best, second = compared["runs"][:2]
+    told = f"is right in {100 * best['accuracy']:.1f} % [{100 * best['ci95'][0]:.1f}, {100 * best['ci95'][1]:.1f}]"
+    assert told in " ".join(shown.split())
+    assert f"{best['name']} minus {second['name']}" in shown.split("80 comparisons of 8 users")[0]
+    two = prb("compare", runs / "length", runs / "random")
+    scores = prb_jax.compare(runs / "length", runs / "random")["pairs"][0]["scores"]
+    assert f"scores: RMS difference {scores['rms']:.2g}" in two
     by_length = summaries["random"]["baselines"]["baseline:length"]
     (pair,) = [pair for pair in compared["pairs"] if {pair["a"], pair["b"]} == {"length", "random"}]
     assert abs(pair["difference"]) == pytest.approx(abs(by_length["difference"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ import prb_jax
 from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.paired import holm
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.reports.table import gained
 from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
 from tests.json_lines import write_lines
@@ -111,6 +113,16 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     assert (first["benchmark"], first["models"]) == ("accuracy", 5)
     assert first["measures"]["spearman"]["value"] == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
     assert first["measures"]["kendall"]["value"] == pytest.approx(scipy.stats.kendalltau(x, y).statistic)
+    rho = first["measures"]["spearman"]
+    answer = f"Over 5 reward models, Spearman's rho of accuracy and quality is {gained(rho['value'], rho['ci95'])}, p "
+    assert answer in " ".join(shown.split())
+    page = html.unescape(prb_jax.report(out, out=tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert f'<p class="answer">{answer}' in page
+    for measure in first["measures"].values():
+        assert f"{measure['value']:+.3f}" in page
+    (out / "correlate.json").write_text("{}")
+    with pytest.raises(RunError, match=r"correlate\.json: field 'models': expected a list, found nothing"):
+        prb_jax.report(out, out=tmp_path / "page.html")
     # the same from Python, and the same figures again; nothing is written without `out`
     options: dict[str, Any] = {"behaviour": [folders / "behaviour"], "draws": 200, "lineage": lineage}
     assert json.loads(json.dumps(prb_jax.correlate(scores, **options))) == written

@@ -4,9 +4,12 @@ import contextlib
 import csv
 import json
 import re
+import runpy
 import shutil
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +18,7 @@ from prb_jax import cli
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
+from prb_jax.reports.table import gained
 from tests.json_lines import write_lines
 from tests.reports.browser import BROWSER, open_page
 from tests.reports.conftest import evaluate
@@ -117,6 +121,12 @@ def test_the_figures_are_those_of_the_runs(runs):
         user = next(user for user in users if user["ci95_low"])
         share, *ends = (float(user[key]) for key in ("accuracy", "ci95_low", "ci95_high"))
         assert f"{share:.3f} [{ends[0]:.3f}..{ends[1]:.3f}]" in text
+    compared = prb_jax.compare(runs / "length", runs / "random")
+    first, second = compared["runs"]
+    difference = gained(compared["pairs"][0]["difference"], compared["pairs"][0]["ci95"])
+    assert f"{first['name']}" in text.split(" [")[0]
+    assert f"{100 * first['accuracy']:.1f} % [" in text
+    assert f"ahead of {second['name']} by {difference}" in text
     for heading in (
         "All runs", "By subset", "By user", "Accuracy of each user", "Margins", "Reliability diagram",
         "expected calibration error",
@@ -181,6 +191,44 @@ def test_learning_curves_of_a_training_run(tmp_path):
         "The training run is not finished", "over 8 steps", "prb train &#39;a b.py&#39; --out trained",
     ):  # fmt: skip
         assert part in text
+    figures = {"loss": 0.4, "accuracy": 0.875, "margin": 1.0}
+    summary = {
+        "steps": 8, "exported_step": 6, "train_comparisons": 90, "validation_comparisons": 1234, "pairs_seen": 64,
+        "tokens_seen": 999, "parameters": 10, "trained_parameters": 10, "last_tenth": figures,
+        "validation": figures | {"accuracy": 0.75},
+    }  # fmt: skip
+    for validation, answer in (
+        (
+            summary["validation"],
+            "After 8 steps the model prefers the chosen response in 75.0 % of 1,234 comparisons that were held out, "
+            "and in 87.5 % of the last tenth of its training; the model of step 6 was exported.",
+        ),
+        (
+            None,
+            "After 8 steps the model prefers the chosen response in 87.5 % of the last tenth of its training; no "
+            "comparisons were held out; the model of step 6 was exported.",
+        ),
+    ):
+        write_lines(tmp_path / "summary.json", [summary | {"validation": validation}])
+        text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
+        assert f'<p class="answer">{answer}</p>' in text
+
+
+def test_the_picture_of_the_documentation_is_the_first_screen(runs):
+    picture = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "report_picture.py"))["picture"](
+        runs / "length"
+    )
+    svg = ElementTree.fromstring(picture)
+    name = {"svg": "http://www.w3.org/2000/svg"}
+    texts = [text.text for text in svg.iterfind(".//svg:text", name)]
+    summary = json.loads((runs / "length" / "summary.json").read_text())
+    share, (low, high) = summary["accuracy"], summary["ci95"]
+    told = " ".join(filter(None, texts[:3]))
+    assert told.startswith(
+        f"baseline:length prefers what the user wants in {100 * share:.1f} % [{100 * low:.1f}, "
+    )
+    assert f"{share:.3f} [{low:.3f}..{high:.3f}]" in texts
+    assert "prefers-color-scheme: dark" in picture
 
 
 def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_missing(
@@ -193,8 +241,12 @@ def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_mis
     lacking = "needs matplotlib, which is not installed: pip install 'prb-jax[report]'"
     assert capsys.readouterr().err == f"prb: warning: left out: the pictures of the page: {lacking}\n"
     elements, whole = Elements(page), Elements(runs / "page.html")
-    assert "svg" in {tag for tag, _ in whole.all}
-    assert "svg" not in {tag for tag, _ in elements.all}
+    drawn, without = (
+        [attributes.get("class") for tag, attributes in page.all if tag == "svg"]
+        for page in (whole, elements)
+    )
+    assert set(drawn) == {"forest", None}
+    assert without == [name for name in drawn if name]  # forest plots need no library
     assert f"There is no picture, as it {lacking}" in elements.texts["p"]
     assert elements.texts["td"] == whole.texts["td"]
     assert "comparisons are right (margin above 0)" in elements.texts["p"]
@@ -223,6 +275,11 @@ def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
 def test_in_a_browser(runs):
     """The page renders without a complaint, sorts by mouse and keyboard, filters, and follows the dark."""
     with open_page(runs / "page.html", dark=True) as page:
+        folded = "[...document.querySelectorAll('details.fold')]"
+        assert (
+            page.evaluate(f"{folded}.filter((d) => d.open).length") == 0
+        )  # an answer and pictures come first
+        page.evaluate(f"{folded}.forEach((d) => {{ d.open = true; }})")
         table = "[...document.querySelectorAll('table')].find((t) => t.caption.textContent === 'Users')"
         column = f"[...{table}.tBodies[0].rows].filter((r) => !r.hidden).map((r) => Number(r.cells[1].textContent))"
         counts = page.evaluate(column)
@@ -236,6 +293,9 @@ def test_in_a_browser(runs):
 
         pairs = "document.querySelector('[data-pairs]')"
         shown = f"[...{pairs}.querySelectorAll('.pair')].filter((p) => p.checkVisibility())"
+        assert page.evaluate(f"{shown}.length") == 20  # the worst; the others on request
+        assert page.evaluate(f"{pairs}.querySelector('.question').textContent").startswith("Question ")
+        page.evaluate(f"{pairs}.querySelector('[data-show-all]').click()")
         assert page.evaluate(f"{shown}.length") == 60
         chosen = (
             "((name, value) => { const s = document.querySelector(`[data-filter=${name}]`); s.value = value; "
@@ -254,9 +314,8 @@ def test_in_a_browser(runs):
 
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
         ink = page.evaluate("getComputedStyle(document.body).color")
-        fills = (
-            "[...new Set([...document.querySelectorAll('svg text')].map((t) => getComputedStyle(t).fill))]"
-        )
+        texts = "[...document.querySelectorAll('svg text:not(.number, .remark)')]"
+        fills = f"[...new Set({texts}.map((t) => getComputedStyle(t).fill))]"
         assert page.evaluate(fills) == [ink]  # black letters cannot be read in the dark
         page.evaluate("document.querySelector('[data-theme-switch]').click()")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -273,12 +332,23 @@ def test_in_a_browser(runs):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_on_a_narrow_screen_words_stay_words_and_the_page_does_not_scroll(runs):
     with open_page(runs / "page.html", width=390) as page:
+        top = "document.querySelector('svg.forest').getBoundingClientRect().top"
+        assert page.evaluate("document.querySelector('main').firstElementChild.className") == "answer"
+        assert page.evaluate(top) < 500  # the picture begins on the first screen
+        apart = """[...document.querySelectorAll('svg.forest g')].every((row) => {
+          const figure = row.querySelector('.estimate').getBoundingClientRect();
+          const labels = [...row.querySelectorAll('text:not(.estimate)')].map((t) => t.getBoundingClientRect());
+          const beside = (label) => label.right < figure.left || label.top >= figure.bottom - 4;
+          return figure.right <= 390 && labels.every((label) => label.right < 390 && beside(label));
+        })"""
+        assert page.evaluate(apart)
+        page.evaluate("document.querySelectorAll('details.fold').forEach((d) => { d.open = true; })")
         widths = (
             "[...document.querySelectorAll('tbody th.words')].map((c) => c.getBoundingClientRect().width)"
         )
         assert min(page.evaluate(widths)) >= 100
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        letters = "[...document.querySelectorAll('svg')].map((s) => s.getBoundingClientRect().width"
+        letters = "[...document.querySelectorAll('svg[viewBox]')].map((s) => s.getBoundingClientRect().width"
         assert min(page.evaluate(f"{letters} / s.viewBox.baseVal.width)")) >= 0.88  # of 10 points: 9 pixels
 
 
@@ -307,6 +377,8 @@ def test_controls_stand_beside_the_model(tmp_path):
     summary = evaluate(knows, data, tmp_path / "run", name="knows", controls="blind")
     assert summary["controls"]["blind"]["accuracy"] == 0.0
     text = Elements(report(tmp_path / "run", out=tmp_path / "page.html")).texts["main"]
+    assert "knows prefers what the user wants in 100.0 %" in text
+    assert "; the profile is worth +1.000" in text
     assert "knows, shown no profile" in text
     assert "Knowing this user gains +1.000" in text
 

@@ -18,6 +18,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts
+from prb_jax.reports.table import gained, signed
 from prb_jax.runs.finished import read_finished
 from prb_jax.scoring.controls import with_other_users, without_user
 from prb_jax.scoring.reward_model import RewardModel
@@ -168,6 +169,6 @@ def test_the_command_line_prints_the_gain(
     assert cli.main([*command, "--controls", "all"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     figures = read_json(tmp_path / "run" / "summary.json")["controls"]
-    low, high = figures["blind"]["difference_ci95"]
-    assert f"knowing this user gains {figures['blind']['difference']:+.3f} [{low:+.3f}..{high:+.3f}]" in shown
-    assert f"this user's profile gains {figures['swap']['difference']:+.3f}" in shown
+    gains = [[figures[name][f"difference{key}"] for key in ("", "_ci95")] for name in ("blind", "swap")]
+    assert f"the profile is worth {gained(*gains[0])};" in shown
+    assert all(signed(*gain) in shown for gain in gains)

@@ -87,6 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith(f"serving {folder} at http://127.0.0.1:"), log.read_text()
+    assert f"loading {folder}; it answers when its address is printed\n" in log.read_text()
     yield Server(process, int(line.rsplit(":", 1)[1]), model, log)
     process.kill()
     process.wait()
@@ -421,7 +422,7 @@ def test_strangers_garbage_and_clients_that_leave_change_nothing(server: Server)
         time.sleep(0.05)
     log = server.log.read_text()
     assert SECRET not in log
-    assert {"path", "status", "items", "ms", "time"} == json.loads(log.splitlines()[0]).keys()
+    assert {"path", "status", "items", "ms", "time"} == json.loads(log.splitlines()[1]).keys()
     assert 'prb_requests_total{path="other",status="405"}' in server.ask("/metrics")[1]
 
 

@@ -22,7 +22,8 @@ from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.few_shot.stacked import StackedSettings
 from prb_jax.personal.saved import read_fitted
-from prb_jax.reports.study import render_plan, render_questions, render_study
+from prb_jax.reports.planning import render_plan, render_questions
+from prb_jax.reports.study import render_study
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study.ask import known_of_person
 from prb_jax.study.outcomes import make_part

@@ -82,7 +82,7 @@ def model(fitted: Path) -> PersonalisedModel:
 def test_the_table_fits_a_terminal_and_names_controls(work: Path) -> None:
     shown = (work / "shown.txt").read_text()
     assert max(map(len, shown.splitlines())) <= 80
-    for text in ("unseen", "popularity", "shuffled", "written to study", "pooled + offset"):
+    for text in ("unseen", "popularity", "the controls", "written to study", "minus pooled", "p by Holm"):
         assert text in shown
 
 
@@ -135,7 +135,7 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path, fitt
     known = prb.evaluate(fitted, late, history=work / "early.jsonl", out=work / "known", progress=False)
     parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
     assert known.summary["users_fitted_on"] == len(parts["seen"] + parts["validation"]) == 12
-    summary = printed(render_summary({"offset": known.summary}, title=""))
+    summary = printed(render_summary(known.summary, title=""))
     assert "was fitted on 12 of these users" in " ".join(summary.split())
     assert "not those of new people" in prb.report(work / "known", out=work / "page.html").read_text()
     new = [row for row in LATE if row["user_id"] in parts["unseen"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from prb_jax.reports.table import Table, interval, signed
+from prb_jax.reports.table import Table, gained, interval, percent, signed
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -78,8 +78,9 @@ class QuickstartSummary(TypedDict):
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:
-    """Return the summary as tables for the terminal: accuracies, and their costs."""
+    """Return the summary for the terminal: the answer in one sentence, a table of accuracies, and one of costs."""
     from rich.console import Group
+    from rich.text import Text
 
     heads = [
         f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
@@ -89,6 +90,7 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     accuracies = [[name, *map(_on_two_lines, cells[: len(heads)])] for name, *cells in rows]
     costs = [[name, *cells[len(heads) :]] for name, *cells in rows]
     return Group(
+        Text(quickstart_answer(summary)),
         Table(
             "Accuracy on the generated benchmark",
             ("model", *heads),
@@ -99,13 +101,25 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     )
 
 
+def quickstart_answer(summary: Mapping[str, Any]) -> str:
+    """Return the gain from reading the profile, in one sentence, for personas that no model was trained on."""
+    key = KEYS[UNSEEN]
+    persona, blind = (summary["models"][name] for name in ("persona", "user_blind"))
+    gain = summary["persona_minus_user_blind"][key]
+    return (
+        f"On personas that neither model has seen, {NAMES['persona']} prefers what the persona wants in "
+        f"{percent(persona[key], persona[f'{key}_ci95'])} of pairs, ahead of {NAMES['user_blind']} "
+        f"({percent(blind[key], None)}) by {gained(gain['difference'], gain['ci95'])}."
+    )
+
+
 def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
     """Return the summary as a Markdown page with the commands that repeat each step; ``folder`` is the user's name of
     the folder."""
     parts = " ".join(f"personas:{part}" for part in KEYS)
     heads = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS), *_COSTS]
     rows, bounds = _rows(summary)
-    lines = ["# Accuracy on the generated benchmark", ""]
+    lines = ["# Accuracy on the generated benchmark", "", quickstart_answer(summary), ""]
     lines += Table("", heads, [*rows, *([*row, *[""] * len(_COSTS)] for row in bounds)]).markdown(str)
     lines += ["", _NOTES.strip(), ""]
     lines += ["Gain from knowing the profile, on the same pairs (paired, 95 % interval as above):", ""]
