@@ -21,7 +21,7 @@ from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,
     grade_interval,
-    mean_interval,
+    loss_interval,
 )
 
 
@@ -107,10 +107,7 @@ def cell(design, accuracy, responses, effects, *, repeats, seed=0):
             ),
             "half credit": (half.mean(), grade_interval(half, clusters).bounds),
             "difference": (gains.mean(), difference_interval(gains, clusters).bounds),
-            "log-loss": (
-                losses.mean(),
-                mean_interval(losses, clusters.users, responses=clusters.responses).bounds,
-            ),
+            "log-loss": (losses.mean(), loss_interval(losses, clusters).bounds),
             "served": (served["coverage"], served["coverage_ci95"]),
         }
         for name, (value, bounds) in estimates.items():
