@@ -43,8 +43,8 @@ _BETWEEN: Final = 1.5  # multiplier of the degrees of freedom between clusters i
 class Interval:
     """A confidence interval, or the reason why there is none.
 
-    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED`, `MEAN` or `LOSS`, ``clusters`` the number of clusters. If the method has one,
-    ``standard_error`` is the standard error of the estimate, with ``degrees`` of freedom.
+    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED`, `MEAN` or `LOSS`, ``clusters`` the number of clusters. If the method has
+    one, ``standard_error`` is the standard error of the estimate, with ``degrees`` of freedom.
     """
 
     low: float | None
