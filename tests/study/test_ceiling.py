@@ -285,7 +285,9 @@ def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(
             key=lambda row: row["accuracy"],
         )
         error = np.ptp(best["accuracy_ci95"]) / 2
-        record_property(f"{shots}", [ceilings["ceiling"]["accuracy"], best["method"], best["accuracy"], error])
+        record_property(
+            f"{shots}", [ceilings["ceiling"]["accuracy"], best["method"], best["accuracy"], error]
+        )
         assert ceilings["ceiling"]["accuracy"] > best["accuracy"] - error, (shots, best, ceilings)
         assert ceilings["ceiling"]["accuracy"] < best["accuracy"] + 2 * error, (shots, best, ceilings)
     with (study.out / "outcomes.csv").open(newline="") as file:
