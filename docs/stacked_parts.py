@@ -3,9 +3,9 @@
     python docs/personal_studies.py ENCODER DATA OUT gd6_plain      # features, and the whole study
     python docs/stacked_parts.py DATA OUT gd6_plain
 
-`stacked` is fitted on each split of a study, on the features in OUT. Its parts and pooled Bradley-Terry predict the same
-choices of unseen people. Margins are kept in OUT/NAME.stacked, so the same call continues what was killed. The table
-is OUT/NAME.stacked.md.
+Each split of a study fits `stacked` on the features in OUT. Its parts and pooled Bradley-Terry predict the same choices
+of unseen people. Margins are kept in OUT/NAME.stacked, so the same call continues what was killed. The table is in
+OUT/NAME.stacked.md.
 """
 
 import sys
