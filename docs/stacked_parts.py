@@ -9,15 +9,18 @@ OUT/NAME.stacked.md.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from personal_studies import SEEDS, STUDIES, prepare
 
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.uncertainty import difference_interval, mean_interval
+from prb_jax.metrics.paired import add_holm
+from prb_jax.metrics.uncertainty import Interval, difference_interval, mean_interval
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes, stacked
 from prb_jax.personal.few_shot.registry import method_named
@@ -80,32 +83,57 @@ def compare(name: str, data: Path, out: Path) -> str:
                 margins.setdefault((one, count), []).append(outcome.margins[PLAIN, count][unseen])
     chosen = np.concatenate(places)
     clusters = population.clusters.take(chosen.tolist())
-    lines = [
-        "| k | method | accuracy | log-loss | accuracy of `stacked` minus it | log-loss of `stacked` minus it |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = list[dict[str, Any]]()
     for count in shots:
         of = {one: np.concatenate(margins[one, count]).astype(np.float64) for one in NAMES}
-        lines += [row(one, count, of[one], of[stacked.METHOD.name], clusters) for one in NAMES]
+        rows += [row(one, count, of, clusters) for one in NAMES]
+    add_holm(rows)
+    lines = [
+        "| k | method | accuracy | log-loss | minus pooled | p, Holm | `stacked` minus it: accuracy | log-loss |",
+        "|---|---|---|---|---|---|---|---|",
+        *(line(one) for one in rows),
+    ]
     people = len(np.unique(population.choices.users[chosen]))
     return f"{len(chosen):,} choices of {people:,} unseen people.\n\n" + "\n".join(lines) + "\n"
 
 
-def row(name: str, shots: int, margins: np.ndarray, ours: np.ndarray, clusters: Clusters) -> str:
-    """Return the line of one method, with the differences of `stacked` from it and their intervals."""
-    losses, of_ours = np.logaddexp(0, -margins), np.logaddexp(0, -ours)
-    cells = [str(shots), f"`{name}`", f"{(margins > 0).mean():.4f}", f"{losses.mean():.4f}", "-", "-"]
-    if name != stacked.METHOD.name:
-        gains, lower = (ours > 0).astype(np.int64) - (margins > 0), of_ours - losses
-        intervals = (
-            difference_interval(gains, clusters),
-            mean_interval(lower, clusters.users, responses=clusters.responses),
-        )
-        cells[4:] = [
-            f"{values.mean():+.4f} [{interval.low:.4f}, {interval.high:.4f}]"
-            for values, interval in zip((gains, lower), intervals, strict=True)
-        ]
-    return f"| {' | '.join(cells)} |"
+def row(name: str, shots: int, margins: Mapping[str, np.ndarray], clusters: Clusters) -> dict[str, Any]:
+    """Return the figures of one method with a number of shots, given the margins [m] of all methods."""
+    wins = {one: (values > 0).astype(np.int64) for one, values in margins.items()}
+    losses = {one: np.logaddexp(0, -values) for one, values in margins.items()}
+    ours, pooled = stacked.METHOD.name, POOLED.name
+
+    def of_losses(one: str, other: str) -> tuple[float, Interval]:
+        values = losses[one] - losses[other]
+        return float(values.mean()), mean_interval(values, clusters.users, responses=clusters.responses)
+
+    gain = wins[ours] - wins[name]
+    to_pooled, interval = of_losses(name, pooled)
+    return {
+        "shots": shots,
+        "method": name,
+        "accuracy": wins[name].mean(),
+        "log_loss": losses[name].mean(),
+        "to_pooled": None if name == pooled else (to_pooled, interval),
+        "p": None if name == pooled else interval.p_value(to_pooled),
+        "p_holm": None,
+        "gain": None if name == ours else (float(gain.mean()), difference_interval(gain, clusters)),
+        "lower": None if name == ours else of_losses(ours, name),
+    }
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of the table."""
+
+    def shown(name: str) -> str:
+        if row[name] is None:
+            return "-"
+        value, interval = row[name]
+        return f"{value:+.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+
+    p = "-" if row["p_holm"] is None else f"{row['p_holm']:.4f}"
+    cells = [str(row["shots"]), f"`{row['method']}`", f"{row['accuracy']:.4f}", f"{row['log_loss']:.4f}"]
+    return f"| {' | '.join([*cells, shown('to_pooled'), p, shown('gain'), shown('lower')])} |"
 
 
 if __name__ == "__main__":
