@@ -9,6 +9,7 @@ from tests.metrics.simulation import (
     DESIGNS,
     EFFECTS,
     PAIRS,
+    SHARED,
     TASKS,
     USERS,
     cell,
@@ -66,23 +67,23 @@ def test_between_93_and_98_of_100_intervals_hold_the_accuracy(users, pairs, rate
 
 
 @pytest.mark.parametrize(
-    ("runs", "repeats", "unequal", "crossed"),
+    ("runs", "repeats", "unequal", "shared"),
     sweep(
         [
-            (2, 60, False, 0),
-            (10, 15, True, 0),
-            (2, 60, True, 40),
+            (2, 60, False, SHARED[0]),
+            (2, 60, True, SHARED[1]),
+            (10, 15, True, SHARED[0]),
             *(
-                (runs, 100, unequal, crossed)
+                (runs, 150, unequal, shared)
                 for runs in (2, 5)
                 for unequal in (False, True)
-                for crossed in (0, 40)
+                for shared in SHARED
             ),
         ],
-        few=(0, 2),
+        few=(0, 1),
     ),
 )
-def test_equally_good_runs_are_seldom_told_apart(runs, repeats, unequal, crossed):
+def test_equally_good_runs_are_seldom_told_apart(runs, repeats, unequal, shared):
     """Some pair in at most 6 of 100 comparisons, whatever the number of runs."""
-    share = told_apart(runs, unequal=unequal, crossed=crossed, repeats=repeats)
+    share = told_apart(runs, unequal=unequal, repeats=repeats, **shared)
     assert within(share, 0, 0.06, repeats=repeats)
