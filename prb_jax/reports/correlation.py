@@ -16,7 +16,6 @@ from prb_jax.metrics.paired import HALF, TIES, add_holm
 from prb_jax.metrics.prediction import (
     LEAST_MODELS,
     PREDICTION_DEFINITIONS,
-    RBO_P,
     RESOLVED_FROM,
     Cells,
     Resampled,
@@ -26,8 +25,8 @@ from prb_jax.metrics.prediction import (
     part_quantile,
     pooled,
     predict,
-    tau_error,
 )
+from prb_jax.metrics.rank_measures import RBO_P, tau_error
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, grade_interval
 from prb_jax.records.reading import read_object
 from prb_jax.records.writing import refuse_file, write_json
