@@ -9,8 +9,9 @@ OUT/NAME.stacked.md.
 """
 
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from prb_jax.metrics.uncertainty import Interval, difference_interval, mean_inte
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes, stacked
 from prb_jax.personal.few_shot.registry import method_named
+from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.study.outcomes import (
     PLAIN,
@@ -45,14 +47,18 @@ NAMES = (POOLED.name, *stacked.PARTS, stacked.METHOD.name)
 
 def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
     """Fit `stacked` and pooled Bradley-Terry on a split, and predict with them and with the parts of `stacked`."""
-    settings = stacked.StackedSettings(validation_shots=shots)
+    start, settings = time.perf_counter(), stacked.StackedSettings(validation_shots=shots)
     fitted = fit_method(stacked.METHOD, settings, part, mesh=None)
+    seconds = time.perf_counter() - start
     fits = {one: (bayes.METHOD, stacked.part_of(fitted, one)) for one in stacked.PARTS}
     fits[stacked.METHOD.name] = stacked.METHOD, fitted
     fits[POOLED.name] = POOLED, fit_method(POOLED, POOLED.settings(), part, mesh=None)
-    return {
-        one: run_method(method, fit, part, shots=shots, mesh=None)[0] for one, (method, fit) in fits.items()
-    }
+    outcomes = {}
+    for one, (method, fit) in fits.items():
+        outcome, _ = run_method(method, fit, part, shots=shots, mesh=None)
+        facts = as_recorded({"settings": asdict(fit.settings), "seconds_fit": seconds})
+        outcomes[one] = replace(outcome, figures={**outcome.figures, **facts})
+    return outcomes
 
 
 def compare(name: str, data: Path, out: Path) -> str:
