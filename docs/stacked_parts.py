@@ -47,8 +47,8 @@ NAMES = (POOLED.name, *stacked.PARTS, stacked.METHOD.name)
 
 def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
     """Fit `stacked` and pooled Bradley-Terry on a split, and predict with them and with the parts of `stacked`."""
-    start, settings = time.perf_counter(), stacked.StackedSettings(validation_shots=shots)
-    fitted = fit_method(stacked.METHOD, settings, part, mesh=None)
+    start = time.perf_counter()
+    fitted = fit_method(stacked.METHOD, stacked.StackedSettings(), part, mesh=None)
     seconds = time.perf_counter() - start
     fits = {one: (bayes.METHOD, stacked.part_of(fitted, one)) for one in stacked.PARTS}
     fits[stacked.METHOD.name] = stacked.METHOD, fitted
