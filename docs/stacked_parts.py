@@ -1,11 +1,11 @@
 """`stacked` against each of its parts on people of the studies, the table of docs/personalise.md.
 
     python docs/personal_studies.py ENCODER DATA OUT gd6_plain      # features, and the whole study
-    python docs/stacked_parts.py DATA OUT gd6_plain
+    python docs/stacked_parts.py DATA OUT 5 gd6_plain
 
-Each split of a study fits `stacked` on the features in OUT. Its parts and pooled Bradley-Terry predict the same choices
-of unseen people. Margins are kept in OUT/NAME.stacked, so the same call continues what was killed. The table is in
-OUT/NAME.stacked.md.
+Each of the first 5 splits of a study (or fewer) fits `stacked` on the features in OUT. Its parts and pooled
+Bradley-Terry predict the same choices of unseen people. Margins are kept in OUT/NAME.stacked, so the same call
+continues what was killed. The table is in OUT/NAME.stacked.md.
 """
 
 import sys
@@ -61,8 +61,8 @@ def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
     return outcomes
 
 
-def compare(name: str, data: Path, out: Path) -> str:
-    """Return the table of a study, with the number of choices and people."""
+def compare(name: str, data: Path, out: Path, *, splits: int) -> str:
+    """Return the table of the first splits of a study, with the number of choices and people."""
     study, folder = STUDIES[name], out / f"{name}.stacked"
     folder.mkdir(exist_ok=True)
     inputs = read_inputs([str(prepare(name, data, out))])
@@ -70,7 +70,7 @@ def compare(name: str, data: Path, out: Path) -> str:
     shots = tuple(int(text) for text in study.shots.split(","))
     places = list[np.ndarray]()
     margins: dict[tuple[str, int], list[np.ndarray]] = {}
-    for split in make_splits(population, by=study.split, seeds=SEEDS):
+    for split in make_splits(population, by=study.split, seeds=SEEDS)[:splits]:
         paths = {one: folder / f"{one}-{split.seed}.npz" for one in NAMES}
         if not all(path.exists() for path in paths.values()):
             posts, _ = posts_of_split(population, split)
@@ -152,8 +152,8 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    for study in sys.argv[3:] or STUDIES:
-        text = compare(study, source, folder)
+    source, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    for study in sys.argv[4:] or STUDIES:
+        text = compare(study, source, folder, splits=count)
         (folder / f"{study}.stacked.md").write_text(text, encoding="utf-8")
         print(text)
