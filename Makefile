@@ -65,9 +65,9 @@ docs: install-docs
 	$(RUN) -m mkdocs build --quiet
 	@echo "written to build/docs/index.html"
 
-# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; 20 minutes.
+# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; 15 minutes.
 intervals: install-test
-	$(RUN) -m tests.metrics.simulation --repeats 400
+	$(RUN) -m tests.metrics.simulation --repeats 300
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

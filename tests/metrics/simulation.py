@@ -1,6 +1,6 @@
 """What share of the intervals holds the true value, and how wide they are: the tables of `docs/statistics.md`.
 
-python -m tests.metrics.simulation --repeats 400      # or `make intervals`
+python -m tests.metrics.simulation --repeats 300      # or `make intervals`
 
 The table by numbers of users has many more cells, and a quarter of the repeats.
 """
@@ -243,7 +243,7 @@ TABLES = {"engine": engine_table, "users": users_table, "ranks": ranks_table}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
     for name in options.tables:
