@@ -5,7 +5,8 @@
 
 Each of the first 5 splits of a study (or fewer) fits `stacked` on the features in OUT. Its parts and pooled
 Bradley-Terry predict the same choices of unseen people. Margins are kept in OUT/NAME.stacked, so the same call
-continues what was killed. The table is in OUT/NAME.stacked.md.
+continues what was killed. The table is in OUT/NAME.stacked.md. Numbers are chosen after the smallest and the largest
+number of shots.
 """
 
 import sys
@@ -47,8 +48,8 @@ NAMES = (POOLED.name, *stacked.PARTS, stacked.METHOD.name)
 
 def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
     """Fit `stacked` and pooled Bradley-Terry on a split, and predict with them and with the parts of `stacked`."""
-    start = time.perf_counter()
-    fitted = fit_method(stacked.METHOD, stacked.StackedSettings(), part, mesh=None)
+    start, settings = time.perf_counter(), stacked.StackedSettings(validation_shots=(shots[0], shots[-1]))
+    fitted = fit_method(stacked.METHOD, settings, part, mesh=None)
     seconds = time.perf_counter() - start
     fits = {one: (bayes.METHOD, stacked.part_of(fitted, one)) for one in stacked.PARTS}
     fits[stacked.METHOD.name] = stacked.METHOD, fitted
