@@ -69,9 +69,9 @@ docs: install-docs
 	$(RUN) -m mkdocs build --quiet
 	@echo "written to build/docs/index.html"
 
-# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; an hour.
+# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; 15 minutes.
 intervals: install-test
-	$(RUN) -m tests.metrics.simulation --repeats 1000
+	$(RUN) -m tests.metrics.simulation --repeats 300
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -96,6 +96,9 @@ def add_correlate(sub: Parser) -> None:
     about = "Figures of the benchmark, e.g. accuracy or user_accuracy (default: all)"
     sub.option("--figures F ...", about, extend=False)
     sub.option("--quantile Q", "Quantile over users and subsets", float, default=0.1)
+    sub.option(
+        "--ties", "Value of a tie in figures of the benchmark", choices=("half", "loss"), default="half"
+    )
     sub.option("--draws N", "Bootstrap draws of users and models", positive, default=2000)
     sub.option(
         "--start X ...",

@@ -185,6 +185,10 @@ class Sample:
         shared = math.fsum(rho * part for rho, part in zip(correlations, self.shared, strict=True))
         return max(self.alone + shared, _LEAST * self.alone)
 
+    def share_between(self, correlations: Sequence[float]) -> float:
+        """Return the share of this variance, 0 to 1, that comes from clusters and not from independent rows."""
+        return min(max(1 - self.alone / self.variance(correlations), 0.0), 1.0)
+
     def degrees(self, correlations: Sequence[float], *, factor: float = 1.0) -> float:
         """Return the degrees of freedom of this variance, between the degrees of its parts.
 

@@ -18,7 +18,13 @@ from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.calibration import log_losses
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.uncertainty import Interval, difference_interval, grade_interval, mean_interval
+from prb_jax.metrics.uncertainty import (
+    Interval,
+    difference_interval,
+    grade_interval,
+    loss_interval,
+    mean_interval,
+)
 
 LEVEL: Final = 0.05
 POWER: Final = 0.8
@@ -183,8 +189,7 @@ def _add_log_losses(
         losses[name] = log_losses(run.rows)
     for run in standings:
         own = losses[run["name"]]
-        interval = mean_interval(own, clusters.users, responses=clusters.responses)
-        run |= {"log_loss": float(own.mean()), "log_loss_ci95": interval.bounds}
+        run |= {"log_loss": float(own.mean()), "log_loss_ci95": loss_interval(own, clusters).bounds}
     for pair in pairs:
         change = losses[pair["a"]] - losses[pair["b"]]
         interval = mean_interval(change, clusters.users, responses=clusters.responses)

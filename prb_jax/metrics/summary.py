@@ -19,7 +19,6 @@ from prb_jax.metrics.uncertainty import (
     difference_of_wins,
     grade_interval,
     match_rows,
-    mean_interval,
 )
 
 LENGTH_BASELINE: Final = "baseline:length"
@@ -203,7 +202,7 @@ def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str,
         known = [i for i, user in enumerate(clusters.users) if user is not None]
         crossed = clusters.take(known)
         means = [math.fsum(values) / len(values) for values in users.values()]
-        of_users = mean_interval(grades[known], crossed.users, responses=crossed.responses, per_user=True)
+        of_users = grade_interval(grades[known], crossed, per_user=True)
         summary |= {"user_accuracy": float(np.mean(means)), **of_users.to_json("user_accuracy_ci95")}
     return summary
 

@@ -29,7 +29,7 @@ from prb_jax.metrics.clusters import (
 
 LEAST_CLUSTERS: Final = 6  # for an interval: with fewer, no method reaches its nominal coverage
 
-SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
+SCORE, TWO_WAY, PAIRED, MEAN, LOSS = "score", "two-way", "paired t", "t", "log t"
 """Methods of intervals, see `docs/statistics.md`."""
 
 _TOWARDS: Final = 0.6  # share of the way from a factor's mean to the end of its interval
@@ -43,8 +43,8 @@ _BETWEEN: Final = 1.5  # multiplier of the degrees of freedom between clusters i
 class Interval:
     """A confidence interval, or the reason why there is none.
 
-    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`, ``clusters`` the number of clusters. If the method has one,
-    ``standard_error`` is the standard error of the estimate, with ``degrees`` of freedom.
+    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED`, `MEAN` or `LOSS`, ``clusters`` the number of clusters. If the method has
+    one, ``standard_error`` is the standard error of the estimate, with ``degrees`` of freedom.
     """
 
     low: float | None
@@ -54,6 +54,7 @@ class Interval:
     clusters: int
     standard_error: float | None = None
     degrees: float | None = None
+    share_between: float = 0.0  # share of the variance of the mean that comes from clusters
 
     @property
     def bounds(self) -> list[float] | None:
@@ -154,20 +155,46 @@ def grade_interval(
 
     It is the interval of an accuracy if all grades are 0 or 1. If they are between 0 and 1, e.g. half credit for ties,
     it is Wilson's interval with the variance of `mean_interval`, which stays within [0, 1]; else the t interval.
+    Near 0 and 1 the distribution of clusters is skewed, and their variance has fewer degrees of freedom, like that of
+    `loss_interval`. Variance within clusters follows from the mean, so only the share between clusters counts.
     """
     if np.isin(grades, (0, 1)).all():
         return accuracy_interval(grades > 0, clusters, per_user=per_user, level=level)
-    interval = mean_interval(
-        grades, clusters.users, responses=clusters.responses, per_user=per_user, level=level
-    )
+    weights = equal_users(clusters.users) if per_user else None
+    interval = _t_interval(grades, clusters, weights=weights, method=MEAN, level=level)
     if interval.standard_error is None or interval.degrees is None or min(grades) < 0 or max(grades) > 1:
         return interval
-    mean = float(np.average(grades, weights=equal_users(clusters.users) if per_user else None))
+    mean = float(np.average(grades, weights=weights))
     if not 0 < mean < 1:
         return interval
-    rate = interval.standard_error**2 / (mean * (1 - mean))
-    low, high = wilson_ends(mean, rate, interval.degrees, level=level)
-    return replace(interval, low=low, high=high)
+    spread = mean * (1 - mean)
+    skewed = interval.share_between * interval.standard_error * (1 - 2 * mean) / spread
+    degrees = _fewer_degrees(interval.degrees, skewed)
+    low, high = wilson_ends(mean, interval.standard_error**2 / spread, degrees, level=level)
+    return replace(interval, low=low, high=high, degrees=degrees)
+
+
+def loss_interval(losses: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
+    """Return the interval of the mean of losses [n] of at least 0, e.g. log-losses.
+
+    A t interval of the logarithm of the mean: losses are skewed, and the standard error of their mean grows with the
+    mean. Degrees of freedom are those of clusters whose means have a gamma distribution. Given the mean of G of them,
+    the logarithm of their variance has the variance 2 (1 / G + cv^2), where cv is the relative standard error of the
+    mean: twice the inverse degrees.
+    """
+    interval = _t_interval(losses, clusters, method=LOSS, level=level)
+    mean = float(np.mean(losses))
+    if interval.standard_error is None or interval.degrees is None or mean <= 0 or min(losses) < 0:
+        return interval
+    relative = interval.standard_error / mean
+    degrees = _fewer_degrees(interval.degrees, relative)
+    half = _quantile(degrees, level) * relative
+    return replace(interval, low=mean * math.exp(-half), high=mean * math.exp(half), degrees=degrees)
+
+
+def _fewer_degrees(degrees: float, skewed: float) -> float:
+    """Return the degrees of freedom of the variance of skewed values, with a relative standard error of their mean."""
+    return 1 / (1 / degrees + skewed**2)
 
 
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
@@ -269,7 +296,8 @@ def _t_interval(
     low, high = estimate - half, estimate + half
     if paired:
         low, high = max(low, -1.0), min(high, 1.0)
-    return Interval(low, high, None, method, sample.clusters, error, degrees)
+    between = sample.share_between(correlations)
+    return Interval(low, high, None, method, sample.clusters, error, degrees, between)
 
 
 def too_few(clusters: int, what: str, *, method: str) -> Interval:

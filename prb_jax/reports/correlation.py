@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,10 @@ import numpy as np
 
 from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
-from prb_jax.metrics.paired import add_holm
+from prb_jax.metrics.paired import HALF, TIES, add_holm
 from prb_jax.metrics.prediction import (
     LEAST_MODELS,
     PREDICTION_DEFINITIONS,
-    RBO_P,
     RESOLVED_FROM,
     Cells,
     Resampled,
@@ -26,9 +25,9 @@ from prb_jax.metrics.prediction import (
     part_quantile,
     pooled,
     predict,
-    tau_error,
 )
-from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
+from prb_jax.metrics.rank_measures import RBO_P, tau_error
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, grade_interval
 from prb_jax.records.reading import read_object
 from prb_jax.records.writing import refuse_file, write_json
 from prb_jax.reports.comparison import check_comparable, named_runs
@@ -44,7 +43,8 @@ _NEEDED: Final = {"user_accuracy": "users", "user_quantile": "users", "subset_qu
 """Benchmark figures, and the part of the data of which each needs at least two."""
 
 _FIGURES: Final = {
-    "accuracy": "strict wins / comparisons",
+    "accuracy": "(strict wins + ties / 2) / comparisons; with --ties loss a tie counts nothing, here and in the other "
+    "figures of the benchmark",
     "user_accuracy": "mean over users of their accuracies",
     "user_quantile": "quantile over users of their accuracies, see parameters",
     "subset_quantile": "quantile over subsets of their accuracies, see parameters",
@@ -81,6 +81,7 @@ def correlate(
     quantile: float = 0.1,
     draws: int = 2000,
     seed: int = 0,
+    ties: str = HALF,
     start: float | Mapping[str, float] | None = None,
     least_gain: float = 0.0,
     plan: bool = False,
@@ -97,6 +98,8 @@ def correlate(
       quantile: Quantile over users and subsets, above 0 and at most 0.5.
       draws: Number of draws of users, for the intervals of figures.
       seed: Seed of the draws.
+      ties: Value of a tie in benchmark figures: half a win ("half"), so coarse scores do not look worse than fine ones,
+        or nothing ("loss").
       start: Behaviour before any learning, for the gate: one number for all, or by behaviour; by default the behaviour
         under baseline:random as the reward.
       least_gain: Minimum gain of the upper bound over the start, in addition to an interval above 0. If it is not
@@ -115,9 +118,12 @@ def correlate(
         raise DataError(f"quantile: expected above 0 and at most 0.5, found {quantile}")
     if draws < 100 or seed < 0:
         raise DataError(f"expected at least 100 draws and a seed of at least 0, found {draws} and {seed}")
+    if ties not in TIES:
+        raise DataError(f"ties: expected one of {', '.join(TIES)}, found {quote(ties)}")
     if out is not None:
         refuse_file(out)
     runs = _read_scores(scores)
+    grades = {name: _grades(run, ties) for name, run in runs.items()}
     names = {_identity(run): name for name, run in runs.items()}
     behaviours = _group([(Path(folder), figure) for folder in behaviour for figure in read_behaviour(folder)])
     lineages = _lineages(runs, lineage)
@@ -127,7 +133,7 @@ def correlate(
         clusters |= dict.fromkeys(cluster for figure in one.figures.values() for cluster in figure.clusters)
     places = {cluster: place for place, cluster in enumerate(clusters)}
     weights = draw_weights(len(places), draws=draws, seed=seed)
-    benchmark = _benchmark(runs, places, weights, quantile=quantile)
+    benchmark = _benchmark(runs, grades, places, weights, quantile=quantile)
     for name in figures or ():
         if name not in benchmark:
             raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
@@ -136,7 +142,7 @@ def correlate(
         about = {"name": name, "model": run.record.get("model"), "lineage": lineages[name]}
         models[name] = {**about, "benchmark": {}, "behaviour": {}}
     for figure, sample in benchmark.items():
-        intervals = _standard_intervals(runs.values(), figure) or _intervals(sample, len(set(users)))
+        intervals = _standard_intervals(runs, grades, figure) or _intervals(sample, len(set(users)))
         for model, value, bounds in zip(models.values(), sample.values, intervals, strict=True):
             model["benchmark"][figure] = {"value": float(value), **bounds}
     if isinstance(start, Mapping) and (unknown := start.keys() - {one.name for one in behaviours}):
@@ -198,7 +204,7 @@ def correlate(
         "verdicts": verdicts,
         "gates": gates,
         "plans": plans,
-        "parameters": {"quantile": quantile, "rbo_p": RBO_P, "draws": draws, "seed": seed},
+        "parameters": {"quantile": quantile, "rbo_p": RBO_P, "draws": draws, "seed": seed, "ties": ties},
         "not_shown": {
             name: f"the data have fewer than two {parts}"
             for name, parts in _NEEDED.items()
@@ -213,17 +219,25 @@ def correlate(
     return result
 
 
-def _standard_intervals(runs: Iterable[FinishedRun], figure: str) -> list[dict[str, Any]] | None:
+def _grades(run: FinishedRun, ties: str) -> np.ndarray:
+    """Return 1 for a win and 0 for a loss, float64 [n]; a tie has 0.5 or 0."""
+    result = outcomes(run.rows)
+    return result.wins + (0.5 if ties == HALF else 0.0) * result.ties
+
+
+def _standard_intervals(
+    runs: Mapping[str, FinishedRun], grades: Mapping[str, np.ndarray], figure: str
+) -> list[dict[str, Any]] | None:
     """Return the intervals of accuracies, computed as in every other verb; None for other figures."""
     if figure not in ("accuracy", "user_accuracy"):
         return None
     intervals = []
-    for run in runs:
-        wins, clusters, per_user = outcomes(run.rows).wins, run.clusters, figure == "user_accuracy"
+    for name, run in runs.items():
+        of_run, clusters, per_user = grades[name], run.clusters, figure == "user_accuracy"
         if per_user:
             with_user = [place for place, user in enumerate(clusters.users) if user is not None]
-            wins, clusters = wins[with_user], clusters.take(with_user)
-        intervals.append(accuracy_interval(wins, clusters, per_user=per_user).to_json())
+            of_run, clusters = of_run[with_user], clusters.take(with_user)
+        intervals.append(grade_interval(of_run, clusters, per_user=per_user).to_json())
     return intervals
 
 
@@ -332,15 +346,20 @@ def _clusters(run: FinishedRun) -> list[str]:
 
 
 def _benchmark(
-    runs: Mapping[str, FinishedRun], places: Mapping[str, int], weights: np.ndarray, *, quantile: float
+    runs: Mapping[str, FinishedRun],
+    grades: Mapping[str, np.ndarray],
+    places: Mapping[str, int],
+    weights: np.ndarray,
+    *,
+    quantile: float,
 ) -> dict[str, Resampled]:
     """Return the figures of all score runs that these data support."""
     first = next(iter(runs.values()))
     rows = [places[cluster] for cluster in _clusters(first)]
     order = {row.id: place for place, row in enumerate(first.rows)}
     wins = np.zeros((len(rows), len(runs)))
-    for column, run in enumerate(runs.values()):
-        wins[[order[row.id] for row in run.rows], column] = outcomes(run.rows).wins
+    for column, (name, run) in enumerate(runs.items()):
+        wins[[order[row.id] for row in run.rows], column] = grades[name]
     of_row, subsets = np.asarray(rows), np.asarray([row.subset or "" for row in first.rows])
 
     def cells(which: np.ndarray) -> Cells:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,10 @@ from prb_jax.scoring.prompt_extras import told_of
 if TYPE_CHECKING:
     from rich.console import Group
 
-_FIGURES = ("n", "accuracy", "ci95", "user_accuracy", "user_accuracy_ci95", "coverage", "ties", "mean_margin")
+_FIGURES = (
+    "n", "accuracy", "ci95", "ties", "half_credit_accuracy", "user_accuracy", "user_accuracy_ci95", "coverage",
+    "mean_margin",
+)  # fmt: skip
 
 
 def leaderboard(
@@ -40,10 +43,10 @@ def leaderboard(
         `baseline:persona-truth`.
 
     Returns:
-      One dict for each run, by data and then from the best to the worst accuracy: run (its folder), model, data,
-      protocol, profile_posts, hints (what else the model was told, in words), upper_bound, comparisons, scored, the
-      figures of its summary, gain and gain_ci95 (of knowing the user, if there is a blind control), benchmarks
-      (score by name), accuracy_by_subset, template.
+      One dict for each run, by data and then from the best to the worst accuracy, with ties counted half: run (its
+      folder), model, data, protocol, profile_posts, hints (what else the model was told, in words), upper_bound,
+      comparisons, scored, the figures of its summary, gain and gain_ci95 (of knowing the user, if there is a blind
+      control), benchmarks (score by name), accuracy_by_subset, template.
 
     Raises:
       RunError: the folder does not exist or contains no such run; a file of a run cannot be read.
@@ -68,7 +71,13 @@ def leaderboard(
         waiting = sum(not entry["finished"] for entry in entries)
         more = f"; {waiting} are not finished: --unfinished shows them" if waiting else ""
         raise RunError(f"{top}: no finished run of `prb evaluate` in it or below it{more}")
-    return sorted(kept, key=lambda entry: (entry["data"], -(entry["accuracy"] or 0.0), entry["run"]))
+    return sorted(kept, key=lambda entry: (entry["data"], -_rank_value(entry), entry["run"]))
+
+
+def _rank_value(entry: Mapping[str, Any]) -> float:
+    """Return the accuracy with ties counted half, so coarse scores do not rank below fine ones."""
+    half = entry["half_credit_accuracy"]  # absent in summaries of earlier versions
+    return (entry["accuracy"] if half is None else half) or 0.0
 
 
 def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +138,18 @@ _COLUMNS: Final[Mapping[str, Getter]] = {
     "coverage": field("coverage", "{:.3f}"),
     "gain": change("gain"),
 }
+_HALF_CREDIT: Final[Mapping[str, Getter]] = {"half credit": field("half_credit_accuracy", "{:.3f}")}
 _WORDS: Final = 3  # number of text columns at the left
+
+
+def _columns(entries: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Getter]:
+    """Return these columns, and after the accuracy the one with half credit if any run has ties."""
+    columns: dict[str, Getter] = {}
+    for name in names:
+        columns[name] = _COLUMNS[name]
+        if name == "accuracy" and any(entry["ties"] for entry in entries):
+            columns |= _HALF_CREDIT
+    return columns
 
 
 def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
@@ -137,8 +157,8 @@ def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
     from rich.console import Group
 
     columns: dict[str, Getter] = {"run": lambda entry: f"{entry['run']}\n{entry['model']}, {_view(entry)}"}
-    for head in ("n", "accuracy", "coverage", "gain"):
-        columns[head] = lambda entry, getter=_COLUMNS[head]: getter(entry).replace(" [", "\n[")
+    for head, getter in _columns(entries, ("n", "accuracy", "coverage", "gain")).items():
+        columns[head] = lambda entry, getter=getter: getter(entry).replace(" [", "\n[")
     note = "[..] 95 % interval; gain: of knowing the user, against no profile"
     by_data = {
         data: [e for e in entries if e["data"] == data] for data in dict.fromkeys(e["data"] for e in entries)
@@ -153,15 +173,18 @@ def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
 
 def as_markdown(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown."""
-    lines = Table.of("", entries, _COLUMNS, words=_WORDS).markdown(lambda text: text.replace("|", r"\|"))
+    lines = Table.of("", entries, _columns(entries, _COLUMNS), words=_WORDS).markdown(
+        lambda text: text.replace("|", r"\|")
+    )
     return "".join(f"{line}\n" for line in lines)
 
 
 def as_latex(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in LaTeX, with the rules of the package booktabs."""
-    cells = Table.of("", entries, _COLUMNS).rows
-    head, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in (_COLUMNS, *cells))
-    columns = "l" * _WORDS + "r" * (len(_COLUMNS) - _WORDS)
+    shown = _columns(entries, _COLUMNS)
+    cells = Table.of("", entries, shown).rows
+    head, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in (shown, *cells))
+    columns = "l" * _WORDS + "r" * (len(shown) - _WORDS)
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
     return "\n".join([*lines, r"\end{tabular}", ""])
 

@@ -12,7 +12,7 @@ from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.calibration import calibration_of
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import add_holm
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, mean_interval
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, loss_interval, mean_interval
 from prb_jax.personal.few_shot.registry import POOLED, STRONG
 from prb_jax.study.outcomes import BASELINES, CONTROLS, NO_PROFILE, NO_USER, PLAIN, SHUFFLED, Outcome
 from prb_jax.study.population import Population
@@ -47,8 +47,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "diff_to_pooled": "accuracy minus the accuracy of pooled Bradley-Terry on the same choices, with a paired "
     "interval; diff_to_offset likewise, to pooled with an offset of each user at the same shots",
     "diff_to_no_user": "accuracy minus the same method's accuracy for an unknown person without a profile",
-    "log_loss": "mean of -log of the probability of the choice, the sigmoid of the margin, with the interval of a mean "
-    "over the same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
+    "log_loss": "mean of -log of the probability of the choice, the sigmoid of the margin, with an interval over the "
+    "same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
     "the other on the same choices; below 0 is better",
     "ece": "expected calibration error of these probabilities, 20 bins",
     "brier": "mean of (1 - the probability of the choice)^2",
@@ -214,18 +214,20 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
         "reached": len(counts.rows) - few,
         "reason": None,
     }
-    probable = name not in NO_PROBABILITIES
+    probable, losses = name not in NO_PROBABILITIES, _losses(margins)
+    row["log_loss"] = float(losses.mean()) if probable else None
+    row["log_loss_ci95"] = loss_interval(losses, clusters).bounds if probable else None
 
-    def add_loss(field: str, losses: np.ndarray | None) -> float | None:
-        """Add a mean of losses with its interval; return the p-value of a test against 0."""
+    def add_loss_difference(field: str, other: np.ndarray | None) -> float | None:
+        """Add the difference to the losses of other margins, with its interval; return its p-value."""
         row[field] = row[f"{field}_ci95"] = None
-        if losses is None or not probable:
+        if other is None or not probable:
             return None
-        interval = mean_interval(losses, clusters.users, responses=clusters.responses)
-        row[field], row[f"{field}_ci95"] = float(losses.mean()), interval.bounds
+        gains = losses - _losses(other)
+        interval = mean_interval(gains, clusters.users, responses=clusters.responses)
+        row[field], row[f"{field}_ci95"] = float(gains.mean()), interval.bounds
         return interval.p_value(row[field])
 
-    add_loss("log_loss", _losses(margins))
     sure = 1 / (1 + np.exp(-np.abs(margins.astype(np.float64))))
     calibrated = calibration_of(sure, wins + 0.5 * (margins == 0))
     row |= {figure: calibrated[figure] if probable else None for figure in ("ece", "brier")}
@@ -253,7 +255,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
         row[f"{field}_ci95"] = interval and interval.bounds
         if field == "gain_from_user":
             continue
-        p = add_loss(f"log_loss_{field}", None if other is None else _losses(margins) - _losses(other))
+        p = add_loss_difference(f"log_loss_{field}", other)
         if field == "diff_to_pooled":
             row |= {"p": interval and interval.p_value(row[field]), "p_log_loss": p}
     row["p_holm"] = row["p_log_loss_holm"] = None

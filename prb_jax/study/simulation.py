@@ -18,16 +18,16 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.personal.few_shot.bayes import METHOD, draw_prior, pooled_margins
-from prb_jax.personal.few_shot.choices import Choices, UserRows, group
+from prb_jax.personal.few_shot.bayes import METHOD
+from prb_jax.personal.few_shot.choices import group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
-from prb_jax.personal.few_shot.taste_prior import judgements_of
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.writing import held_folder, refuse_file, write_json
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.study.backbone import features_of
+from prb_jax.study.draws import draw_choices, draw_prior
 from prb_jax.study.outcomes import NO_USER, PLAIN, SplitData, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import results
@@ -42,38 +42,6 @@ GAIN: Final = 0.01  # gain in accuracy for which a plan computes the number of p
 POWER: Final = 0.8
 _POWER_QUANTILE: Final = 0.8416  # quantile of the normal distribution at POWER
 PRIOR_SPLITS: Final = 5  # the prior is estimated on all people except a fifth, on whom it is tested
-
-
-def draw_choices(
-    prior: Fitted, choices: Choices, *, rng: np.random.Generator, mesh: Mesh | None = None
-) -> tuple[Choices, np.ndarray]:
-    """Draw people's tastes from the prior of `bayes`, and their choices between the same responses.
-
-    Returns:
-      Choices with the drawn outcomes, and the true margin of each drawn choice, float64 [n].
-    """
-    users = np.arange(choices.number_of_users, dtype=np.int32)
-    nothing = np.zeros((len(users), 1), np.int32)
-    rows = UserRows(users, nothing, nothing > 0)
-    known = adapt_users(METHOD, prior, choices, rows, key=jax.random.key(0), mesh=mesh)
-    means, roots = known["weights"], np.linalg.cholesky(known["covariance"].astype(np.float64))
-    drawn = means + np.einsum("ujl,ul->uj", roots, rng.standard_normal(means.shape))
-    basis = np.asarray(prior.arrays["basis"])
-    tastes = drawn[:, : basis.shape[1]] @ basis.T + known["rest"]
-    tastes += np.sqrt(float(prior.numbers["isotropic"])) * rng.standard_normal(tastes.shape)
-    margins = np.asarray(pooled_margins(prior, judgements_of(choices, votes=False)), np.float64)
-    margins += np.einsum("nd,nd->n", choices.deltas, tastes[choices.users])
-    if "texts" in prior.arrays:
-        apart = np.subtract(*np.asarray(prior.arrays["texts"])[choices.texts.T])
-        margins += np.einsum("nt,nt->n", apart, drawn[choices.users, basis.shape[1] :])
-    turned = rng.random(len(choices)) > 1 / (1 + np.exp(-margins))
-    made = replace(
-        choices,
-        chosen=np.where(turned, choices.rejected, choices.chosen).astype(np.int32),
-        rejected=np.where(turned, choices.chosen, choices.rejected).astype(np.int32),
-        in_context=None,
-    )
-    return made, np.where(turned, -margins, margins)
 
 
 def ceiling(

@@ -1,6 +1,8 @@
 """What share of the intervals holds the true value, and how wide they are: the tables of `docs/statistics.md`.
 
-python -m tests.metrics.simulation --repeats 1000      # or `make intervals`
+python -m tests.metrics.simulation --repeats 300      # or `make intervals`
+
+The table by numbers of users has many more cells, and a quarter of the repeats.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import numpy as np
 from scipy.special import ndtri
 
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.clusters import Clusters, crossed_keys
 from prb_jax.metrics.coverage import coverage as share_served
 from prb_jax.metrics.paired import compare_rows
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,
     grade_interval,
-    mean_interval,
+    loss_interval,
 )
 
 
@@ -107,10 +109,7 @@ def cell(design, accuracy, responses, effects, *, repeats, seed=0):
             ),
             "half credit": (half.mean(), grade_interval(half, clusters).bounds),
             "difference": (gains.mean(), difference_interval(gains, clusters).bounds),
-            "log-loss": (
-                losses.mean(),
-                mean_interval(losses, clusters.users, responses=clusters.responses).bounds,
-            ),
+            "log-loss": (losses.mean(), loss_interval(losses, clusters).bounds),
             "served": (served["coverage"], served["coverage_ci95"]),
         }
         for name, (value, bounds) in estimates.items():
@@ -170,13 +169,14 @@ def coverage(users, pairs, mean, spread, *, repeats, seed=0, per_user=False):
     return hits / repeats
 
 
-def told_apart(runs, *, unequal, repeats, crossed=0, users=30, rows=50, spread=0.5, seed=0):
+def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50, spread=0.5, seed=0):
     """How often `prb compare` tells some pair of equally good runs apart.
 
-    Each run has its own effect for each user, and for each of ``crossed`` sets of responses, normal on a probit scale;
-    rows are ``rows`` for each user, or log-normal numbers with this mean.
+    Each run has its own effect for each user, and for each of ``crossed`` sets of responses, normal on a probit scale.
+    With ``texts`` each row is a pair of two of so many texts, and each run has an effect for each text. Rows are
+    ``rows`` for each user, or log-normal numbers with this mean.
     """
-    rng = np.random.default_rng([seed, runs, int(unequal), crossed])
+    rng = np.random.default_rng([seed, runs, int(unequal), crossed, texts])
     often = 0
     for _ in range(repeats):
         counts = np.full(users, rows)
@@ -184,33 +184,43 @@ def told_apart(runs, *, unequal, repeats, crossed=0, users=30, rows=50, spread=0
             counts = 1 + (rows * np.exp(rng.standard_normal(users) - 0.5)).astype(int)
         user = np.repeat(np.arange(users), counts)
         item = rng.integers(crossed, size=len(user)) if crossed else None
+        pairs = rng.random((len(user), texts)).argsort(axis=1)[:, :2] if texts else None
         scored = {}
         for run in range(runs):
             effect = spread * rng.standard_normal(users)[user]
             if item is not None:
                 effect = effect + spread * rng.standard_normal(crossed)[item]
+            if pairs is not None:
+                effect = effect + np.subtract(*(spread * rng.standard_normal(texts))[pairs.T])
             won = rng.standard_normal(len(user)) + effect + 0.5 > 0
             scored[f"run {run}"] = [
                 ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
                 for place, (name, win) in enumerate(zip(user, won))
             ]
         responses = None if item is None else tuple((str(one),) for one in item)
+        if pairs is not None:
+            responses = crossed_keys([tuple(map(str, pair)) for pair in pairs])
         compared = compare_rows(scored, clusters=Clusters(tuple(f"u{one}" for one in user), responses))
         often += any(run["rank_group"] > 1 for run in compared["runs"])
     return often / repeats
 
 
+SHARED = ({}, {"crossed": 40}, {"texts": 40})
+"""What several users judge: nothing, sets of responses, pairs of texts that are in other pairs, too."""
+
+
 def ranks_table(repeats):
-    """Yield the lines of the table of how often equally good runs are told apart."""
-    yield "| runs | 30 users of 50 rows | unequal numbers of rows | 40 sets of responses | both |"
-    yield "|---|---|---|---|---|"
+    """Yield the lines of the table of how often equally good runs are told apart; fewer repeats for more runs."""
+    yield "| runs | repeats | 30 users of 50 rows | unequal | 40 sets of responses | unequal | 40 texts | unequal |"
+    yield "|---|---|---|---|---|---|---|---|"
     for runs in (2, 5, 10):
+        often = max(2 * repeats // runs, 1)
         shares = [
-            told_apart(runs, unequal=unequal, crossed=crossed, repeats=repeats)
-            for crossed in (0, 40)
+            told_apart(runs, unequal=unequal, repeats=often, **shared)
+            for shared in SHARED
             for unequal in (False, True)
         ]
-        yield f"| {runs} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
+        yield f"| {runs} | {often} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
 
 
 def users_table(repeats):
@@ -221,7 +231,7 @@ def users_table(repeats):
         bounds = []
         for pairs in PAIRS:
             shares = [
-                (coverage(users, pairs, mean, spread, repeats=repeats), mean, spread)
+                (coverage(users, pairs, mean, spread, repeats=max(repeats // 4, 1)), mean, spread)
                 for mean, spread in cells()
             ]
             (low, *at_low), (high, *at_high) = min(shares), max(shares)
@@ -233,7 +243,7 @@ TABLES = {"engine": engine_table, "users": users_table, "ranks": ranks_table}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
     for name in options.tables:

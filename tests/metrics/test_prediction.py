@@ -10,22 +10,24 @@ import pytest
 import scipy.stats
 
 from prb_jax.metrics.prediction import (
-    MEASURES,
     Resampled,
     bca_interval,
-    extrapolated_overlap,
     fisher_interval,
+    noise_and_spread,
+    plan_models,
+    without_noise,
+)
+from prb_jax.metrics.rank_measures import (
+    MEASURES,
+    extrapolated_overlap,
     kendall,
     ndcg,
-    noise_and_spread,
     pearson,
     permutation_test,
-    plan_models,
     rbo,
     spearman,
     tau_error,
     weighted_tau,
-    without_noise,
 )
 from tests.sweeps import sweep
 

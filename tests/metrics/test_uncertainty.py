@@ -13,6 +13,7 @@ from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,
     grade_interval,
+    loss_interval,
     mean_interval,
     paired_difference,
 )
@@ -187,3 +188,35 @@ def test_half_credit_stays_between_0_and_1():
         plain = mean_interval(grades, users, per_user=per_user)
         assert interval.bounds == pytest.approx(plain.bounds, abs=0.01)
         assert interval.standard_error == plain.standard_error
+
+
+def test_losses_have_a_t_interval_of_their_logarithm_with_fewer_degrees():
+    values = np.random.default_rng(4).exponential(size=40)
+    alone = Clusters((None,) * 40)
+    relative = sem(values) / values.mean()
+    degrees = 1 / (1 / 39 + relative**2)
+    half = student.ppf(0.975, degrees) * relative
+    expected = [values.mean() * math.exp(-half), values.mean() * math.exp(half)]
+    interval = loss_interval(values, alone)
+    assert interval.bounds == pytest.approx(expected)
+    assert interval.degrees == pytest.approx(degrees)
+    assert loss_interval(1000 * values, alone).bounds == pytest.approx([1000 * end for end in expected])
+    assert loss_interval(np.zeros(40), alone).bounds == [0, 0]
+    few = loss_interval(values, Clusters(tuple(f"u{k % 5}" for k in range(40))))
+    assert (few.bounds, few.reason) == (None, "5 users; an interval needs at least 6")
+
+
+def test_skewed_losses_of_users_have_intervals_that_hold_their_mean():
+    """People whose mean losses have a gamma distribution: a t interval lies too low where the sample does."""
+    rng = np.random.default_rng(0)
+    user = np.repeat(np.arange(20), 5)
+    names = tuple(map(str, user))
+    ours, plain = [], []
+    for _ in range(600):
+        losses = rng.gamma(0.7, 1 / 0.7, 20)[user] * rng.exponential(size=100)
+        ours.append(loss_interval(losses, Clusters(names)).bounds)
+        plain.append(mean_interval(losses, names).bounds)
+    holds, without = (np.mean([low <= 1 <= high for low, high in each]) for each in (ours, plain))
+    error = math.sqrt(0.05 * 0.95 / 600)
+    assert 0.93 - 3 * error < holds < 0.98
+    assert without < holds - 3 * error

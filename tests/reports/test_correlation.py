@@ -136,6 +136,30 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     assert (tmp_path / "some" / "correlate.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_tie_is_half_a_win_or_nothing(tmp_path: Path, prb: Run) -> None:
+    """Scores of whole points tie often; the figures are then those of the summary with half credit."""
+    pairs, scores = rows(24, users=8), [tmp_path / name for name in ("coarse", "m1", "m2")]
+    data = write_lines(tmp_path / "pairs.jsonl", pairs)
+    for run, scorer in zip(scores, (lambda one: [float(int(one.id) % 3), 1.0], judge(0), judge(4))):
+        evaluate(scorer, data, run, name=run.name)
+    figures = [("good", run.name, identity(run), [place] * len(pairs)) for place, run in enumerate(scores)]
+    good = behaviour(tmp_path / "behaviour", pairs, figures)
+    summary = json.loads((scores[0] / "summary.json").read_text())
+    assert summary["ties"] == 8
+    prb("correlate", "--scores", *scores, "--behaviour", good, "--ties", "loss", "--out", tmp_path / "strict")
+    strict = json.loads((tmp_path / "strict" / "correlate.json").read_text())
+    half = prb_jax.correlate(scores, [good], draws=100)
+    for found, name in ((strict, "accuracy"), (half, "half_credit_accuracy")):
+        of_model = found["models"][0]["benchmark"]
+        assert of_model["accuracy"]["value"] == pytest.approx(summary[name])
+        assert of_model["user_accuracy"]["value"] == pytest.approx(summary[name])  # users have as many rows
+        low, high = of_model["accuracy"]["ci95"]
+        assert low < summary[name] < high
+    assert (strict["parameters"]["ties"], half["parameters"]["ties"]) == ("loss", "half")
+    with pytest.raises(DataError, match="ties: expected one of half, loss, found 'win'"):
+        prb_jax.correlate(scores, [good], ties="win")
+
+
 def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, prb: Run) -> None:
     pairs, scores = rows(24, users=2), [tmp_path / name for name in ("m0", "m1", "m2")]
     data = write_lines(tmp_path / "pairs.jsonl", pairs)

@@ -79,6 +79,19 @@ def test_every_form_holds_the_figures(folder: Path, prb: Run) -> None:
     assert texts["latex"].startswith(r"\begin{tabular}{lllrrrrr}")
 
 
+def test_ties_count_half_in_the_order(tmp_path: Path, prb: Run) -> None:
+    data = write_lines(tmp_path / "pairs.jsonl", [pair.to_row() for pair in pairs(12)])
+    evaluate(lambda one: [1.0, float(one.id[-1] in "02468")], data, tmp_path / "coarse", name="coarse")
+    evaluate(lambda one: [1.0, 2.0 * (one.id[-1] in "02468")], data, tmp_path / "fine", name="fine")
+    first, second = prb_jax.leaderboard(tmp_path)
+    assert (first["run"], second["run"]) == ("coarse", "fine")
+    assert first["accuracy"] == second["accuracy"]
+    assert first["half_credit_accuracy"] == first["accuracy"] + first["ties"] / 24
+    assert "half credit" in prb("leaderboard", tmp_path, "--format", "markdown").splitlines()[0]
+    shown = prb("leaderboard", tmp_path)
+    assert f"{first['half_credit_accuracy']:.3f}" in shown
+
+
 def test_what_is_no_folder_of_runs(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="expected a folder with runs, found nothing"):
         prb_jax.leaderboard(tmp_path / "no")

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
+from prb_jax.metrics.uncertainty import grade_interval, mean_interval
 from prb_jax.runs.harness_logs import read_run
 
 inspect_ai = pytest.importorskip("inspect_ai", reason="needs the extra inspect")
@@ -85,8 +87,10 @@ def test_figures_are_those_of_inspect(form: str, epochs: Any, tmp_path: Path) ->
         assert run.summary["model"] == "mockllm/model"
         assert run.summary["accuracy"] == pytest.approx(metrics["mean"].value)
         bounds = [metrics[name].value for name in metrics if name != "mean"]
-        assert run.summary["ci95"] == pytest.approx(sorted(bounds))
+        grades = np.array([row.scores[0] for row in run.rows])
+        assert mean_interval(grades, run.clusters.users).bounds == pytest.approx(sorted(bounds))
         assert len(bounds) == 2
+        assert run.summary["ci95"] == grade_interval(grades, run.clusters).bounds  # stays between 0 and 1
 
 
 def test_scorers_are_named_and_a_folder_holds_several_tasks(tmp_path: Path) -> None:

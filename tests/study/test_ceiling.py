@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scipy.stats import norm
 import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.personal.features import open_features
-from prb_jax.personal.few_shot.bayes import BayesSettings
+from prb_jax.personal.few_shot.bayes import NUMBERS, BayesSettings
 from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.few_shot.stacked import StackedSettings
@@ -26,12 +26,14 @@ from prb_jax.reports.planning import render_plan, render_questions
 from prb_jax.reports.study import render_study
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study.ask import known_of_person
+from prb_jax.study.draws import draw_choices, draw_prior
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.simulation import ceiling, draw_choices, expected_wins, people_needed, plan_study, power_of
+from prb_jax.study.simulation import ceiling, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
+from tests.personal.few_shot.planted import choices_of, sigmoid
 from tests.records.benchmarks.people_layouts import STUDIES, WRITERS, features_of
 from tests.reports.conftest import printed
 from tests.study.people import QUICK, WIDTH, PlantedFeatures, planted_people
@@ -166,6 +168,46 @@ def test_how_many_people_a_gain_takes() -> None:
     assert people_needed(rows[:0])["people"] is None
 
 
+def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
+    """The covariance of the mean taste and the effects of texts is the inverse of their Hessian."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(12, 4)).astype(np.float32)
+    one, other = np.array([rng.choice(12, 2, replace=False) for _ in range(150)]).T
+    data = choices_of(features, one, other, users=np.arange(150, dtype=np.int32) % 15)
+    count = int(np.max(data.texts)) + 1
+    arrays = {
+        "direction": 0.1 * rng.standard_normal(data.deltas.shape[1]).astype(np.float32),
+        "items": 0.1 * rng.standard_normal(count).astype(np.float32),
+        "basis": 0.3 * rng.standard_normal((data.deltas.shape[1], 2)).astype(np.float32),
+    }
+    numbers = dict.fromkeys(NUMBERS, np.float32(0)) | {
+        "l2": np.float32(0.01),
+        "item_precision": np.float32(2),
+    }
+    prior = Fitted(arrays, numbers, BayesSettings())
+    hot = np.zeros((len(data), count + 1))
+    np.add.at(hot, (np.arange(len(data)), data.texts[:, 0]), 1)
+    np.add.at(hot, (np.arange(len(data)), data.texts[:, 1]), -1)
+    rows = np.concatenate([data.deltas, hot], axis=1)
+    shrink = 1 / np.sqrt(1 + np.pi / 8 * ((data.deltas @ arrays["basis"]) ** 2).sum(1))
+    margins = shrink * (rows @ np.concatenate([arrays["direction"], arrays["items"], [0]]))
+    weights = shrink**2 * sigmoid(margins) * (1 - sigmoid(margins))
+    width = data.deltas.shape[1]
+    penalty = np.diag(np.repeat([0.01 * len(data), 2.0], [width, count + 1]))
+    expected = np.linalg.inv((rows * weights[:, None]).T @ rows + penalty)
+    draws = [draw_prior(prior, data, rng=rng) for _ in range(1500)]
+    moved = np.array(
+        [
+            np.concatenate([one.arrays["direction"], one.arrays["items"], [one.numbers["typical"]]])
+            for one in draws
+        ]
+    ) - np.concatenate([arrays["direction"], arrays["items"], [0]])
+    found = moved.T @ moved / len(moved)
+    assert np.diag(found) == pytest.approx(np.diag(expected), rel=0.2)  # 5 standard errors
+    assert np.abs(found - expected).max() < 0.2 * np.diag(expected).max()
+    assert {one.numbers["slope"] for one in draws} == {1.0}
+
+
 class WordedFeatures(PlantedFeatures):
     """Features of the responses of a layout, and zeros for other texts."""
 
@@ -218,12 +260,19 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
 
 
 @pytest.mark.slow
-def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(tmp_path: Path) -> None:
-    """The ceiling lies at or above the best row within its error, and probabilities of `bayes` have a slope of 1."""
+@pytest.mark.parametrize("own", [0.3, 0.8])
+def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(
+    tmp_path: Path, own: float, record_property: Any
+) -> None:
+    """The ceiling lies at or above the best row within its error, and probabilities of `bayes` have a slope of 1.
+
+    Tastes move margins by a standard deviation of 1.0 and 2.8.
+    """
     features = PlantedFeatures(rows=6000)
-    people = planted_people(features, users=500, each=24, own=0.3, noise=1.0, seed=5)
+    people = planted_people(features, users=500, each=24, own=own, noise=1.0, seed=5)
     write_features(features, people, out=tmp_path / "features", progress=False)
-    few = {"bayes": FEW, "stacked": StackedSettings(**asdict(FEW)), **read_settings(QUICK)}
+    wide = replace(FEW, spread=(1.0, 2.0, 4.0))
+    few = {"bayes": wide, "stacked": StackedSettings(**asdict(wide)), **read_settings(QUICK)}
     study = personalise(
         people, backbone=tmp_path / "features", out=tmp_path / "study", methods=["bayes", "stacked"], shots=(0, 2, 8),
         settings=few, progress=False,
@@ -237,6 +286,9 @@ def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(tmp_path: P
             key=lambda row: row["accuracy"],
         )
         error = np.ptp(best["accuracy_ci95"]) / 2
+        record_property(
+            f"{shots}", [ceilings["ceiling"]["accuracy"], best["method"], best["accuracy"], error]
+        )
         assert ceilings["ceiling"]["accuracy"] > best["accuracy"] - error, (shots, best, ceilings)
         assert ceilings["ceiling"]["accuracy"] < best["accuracy"] + 2 * error, (shots, best, ceilings)
     with (study.out / "outcomes.csv").open(newline="") as file:
@@ -246,4 +298,5 @@ def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(tmp_path: P
         slope = minimize_scalar(
             lambda b, chosen=chosen: np.logaddexp(0, -b * chosen).mean(), bounds=(0.3, 3)
         ).x
+        record_property(column, slope)
         assert 0.9 < slope < 1.1, (column, slope)

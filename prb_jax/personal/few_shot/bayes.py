@@ -18,8 +18,8 @@ person's own words are preferred to typical ones, each times a gain g of its kin
 r I, own words x_m make a candidate preferred by r g sum_m a_m <e, x_m>, its similarity to them. Adaptation is the
 Laplace posterior of choices and posts (one Newton solve in their dual), and a margin is shrunk by the posterior's
 variance v, m / sqrt(1 + pi v / 8) (MacKay 1992): its sigmoid is then a probability. One slope, fitted on the
-validation part, corrects for shrunk estimates. The part r I has the mean of the posterior but the variance
-of the prior: k choices hardly change this variance, and a state stays small.
+validation part, corrects for shrunk estimates. The posterior of the part r I keeps one variance, a mean over the
+directions in which responses differ, so a state stays small.
 """
 
 from __future__ import annotations
@@ -34,19 +34,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
+from prb_jax.personal.few_shot.choices import Array, Choices, group
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
     FitData,
     define,
     fit_factors,
-    laplace_posterior,
     mean_loss,
     minimise,
     pairs_of,
 )
 from prb_jax.personal.few_shot.offset import precision_of
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, adapt_users
+from prb_jax.personal.few_shot.taste_posterior import (
+    adapt,
+    empty_state,
+    mean_post,
+    pooled_margins,
+    score,
+    shrinkage,
+)
 from prb_jax.personal.few_shot.taste_prior import Judgements, judgements_of, taste_covariance, text_tastes
 from prb_jax.records.options import option
 
@@ -79,9 +86,9 @@ class BayesSettings(FewShotSettings):
         above=0,
     )
     spread: Floats = option(
-        (0.3, 0.6, 1.0),
-        "standard deviations of the part of a margin that comes from tastes in all directions alike; no such part is "
-        "tried too",
+        (0.3, 0.6, 1.0, 2.0, 4.0),
+        "standard deviations of the part of a margin that comes from tastes in all directions alike, tried in rising "
+        "order until the loss rises; no such part is tried too",
         above=0,
     )
     profile_l2: Floats = option(
@@ -127,7 +134,7 @@ def fit_parts(data: FitData) -> dict[str, Fitted]:
     tastes in all directions and the person's posts, and "bayes" is the prior of `fit`."""
     judged = _judged(data.seen)
     nobody = _fit_nobody(data, judged)
-    alike = list(_with_isotropic(data, judged, nobody))
+    alike = _with_isotropic(data, judged, nobody)
     simple = _with_gains(data, data.best([nobody, *alike]), alike)
     whole = _with_directions(data, judged, nobody)
     return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple), "bayes": whole}
@@ -166,11 +173,17 @@ def _with_directions(data: FitData, judged: Judged, nobody: Fitted) -> Fitted:
     return _with_slope(data, best)
 
 
-def _with_isotropic(data: FitData, judged: Judged, base: Fitted) -> Iterator[Fitted]:
-    """Fits with tastes in all directions alike."""
-    for spread in data.settings.spread:
-        isotropic = 1 / precision_of(data.seen, spread)
-        yield _with_mean(judged, _with(base, {"spread": spread, "isotropic": isotropic}))
+def _with_isotropic(data: FitData, judged: Judged, base: Fitted) -> list[Fitted]:
+    """Fits with tastes in all directions alike, in rising order of their spread: up to the first with a higher loss."""
+    deltas, fits = data.seen.deltas, list[Fitted]()
+    moment = deltas.T @ deltas / np.float32(len(deltas))
+    for spread in sorted(data.settings.spread):
+        numbers = {"spread": spread, "isotropic": 1 / precision_of(data.seen, spread)}
+        fits.append(data.best([_with_mean(judged, _with(base, numbers, moment=moment))]))
+        losses = [float(one.numbers["validation_loss"]) for one in fits[-2:]]
+        if losses[-1] > losses[0]:
+            break
+    return fits
 
 
 def _with_gains(data: FitData, best: Fitted, others: Iterable[Fitted]) -> Fitted:
@@ -298,7 +311,7 @@ def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     direction, effects = _fit_mean(
         pairs,
         rows.texts if numbers["item_precision"] else None,
-        _shrinkage(fitted, rows),
+        shrinkage(fitted, rows),
         numbers["l2"],
         numbers["item_precision"],
         (fitted.arrays["direction"], np.append(fitted.arrays["items"], numbers["typical"])),
@@ -306,13 +319,6 @@ def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     )
     *items, typical = np.asarray(effects)
     return _with(fitted, {"typical": typical}, direction=np.asarray(direction), items=np.asarray(items))
-
-
-def _shrinkage(fitted: Fitted, rows: Judgements) -> np.ndarray:
-    """By how much the spread of tastes makes the margins of the mean taste smaller, float32 [n]."""
-    variance = np.sum((rows.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
-    variance += fitted.numbers["isotropic"] * np.sum(rows.deltas**2, axis=1)
-    return 1 / np.sqrt(1 + np.pi / 8 * variance)
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -339,76 +345,12 @@ def _fit_mean(
     return minimise(loss, start, steps=steps)
 
 
-def pooled_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
-    """Return the margins of judgements when nothing is known of the people, float32 [n]."""
-    known, effects = fitted.arrays["items"][: judged.typical], np.zeros(judged.typical + 1, np.float32)
-    effects[: len(known)], effects[-1] = known, fitted.numbers["typical"]
-    chosen, rejected = judged.texts.T
-    return judged.deltas @ fitted.arrays["direction"] + effects[chosen] - effects[rejected]
-
-
-def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
-    """Return the prior with the mean taste and the effects of texts drawn from their posterior, and a slope of 1.
-
-    Estimates are shrunk: a prior with the estimated mean taste and effects would make choices less certain than
-    people's choices. The posterior given the choices of the seen people is normal (Laplace). A draw solves its linear
-    equations with noise on the right-hand side (Papandreou and Yuille 2010). A prior without a penalty is returned
-    unchanged.
-    """
-    from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
-
-    numbers, arrays = fitted.numbers, fitted.arrays
-    if not numbers.get("l2", 0.0) > 0:
-        return _with(fitted, {"slope": 1.0})
-    rows = judgements_of(seen, votes=bool(numbers["counted"]))
-    shrink = _shrinkage(fitted, rows).astype(np.float64)
-    sure = 1 / (1 + np.exp(-shrink * pooled_margins(fitted, rows)))
-    weights = shrink**2 * sure * (1 - sure)
-    deltas, width = rows.deltas.astype(np.float64), rows.deltas.shape[1]
-    texts = rows.typical + 1 if numbers["item_precision"] else 0
-    precision = np.full(width + texts, float(numbers["item_precision"]))
-    precision[:width] = float(numbers["l2"]) * len(deltas)
-
-    def margins(values: np.ndarray) -> np.ndarray:
-        values = values.reshape(-1)
-        effects = values[width:]
-        apart = effects[rows.texts[:, 0]] - effects[rows.texts[:, 1]] if texts else 0.0
-        return deltas @ values[:width] + apart
-
-    def transposed(values: np.ndarray) -> np.ndarray:
-        features = deltas.T @ values
-        if not texts:
-            return features
-        chosen, rejected = (np.bincount(rows.texts[:, side], values, texts) for side in (0, 1))
-        return np.concatenate([features, chosen - rejected])
-
-    size = (width + texts, width + texts)
-
-    def hessian(values: np.ndarray) -> np.ndarray:
-        return transposed(weights * margins(values)) + precision * values.reshape(-1)
-
-    diagonal = np.concatenate([np.sum(weights[:, None] * deltas**2, axis=0), np.zeros(texts)]) + precision
-    if texts:
-        diagonal[width:] += sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
-    noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
-    noise += np.sqrt(precision) * rng.standard_normal(len(precision))
-    operators = (hessian, lambda values: values.reshape(-1) / diagonal)
-    whole, scale = (LinearOperator(size, matvec=one) for one in operators)  # pyright: ignore[reportCallIssue] - the stubs know no matvec
-    drawn, _ = cg(whole, noise, rtol=1e-6, maxiter=1000, M=scale)
-    changed = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}
-    moved = {"slope": 1.0}
-    if texts:
-        effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
-        changed["items"], moved["typical"] = effects[:-1].astype(np.float32), float(effects[-1])
-    return _with(fitted, moved, **changed)
-
-
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
     """Yield fits that predict the mean of the prior from the profile: ridge regression of the posterior means."""
     contexts = group(data.seen)
     means = adapt_users(METHOD, fitted, data.seen, contexts, key=data.key, mesh=data.mesh)["weights"]
     posts = jax.tree.map(lambda leaf: np.asarray(leaf)[contexts.users], data.seen.posts)
-    profiles = np.asarray(_profile(posts))
+    profiles = np.asarray(mean_post(posts))
     center = profiles.mean(axis=0)
     centred = profiles - center
     size = np.mean(np.sum(centred**2, axis=1)) + 1e-12
@@ -418,108 +360,6 @@ def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
         weights = centred.T @ np.linalg.solve(kernel, means - means.mean(axis=0))
         arrays = {"post_mean": center.astype(np.float32), "profile": weights.astype(np.float32)}
         yield _with(fitted, {"profile_l2": l2}, **arrays)
-
-
-def _profile(posts: Posts) -> Array:
-    """The mean of the posts [..., M, D], those that the person disagrees with turned round, [..., D]."""
-    weights = jnp.asarray(posts.mask, jnp.float32)
-    signs = weights * jnp.where(jnp.asarray(posts.votes) < 0, -1.0, 1.0)
-    total = jnp.sum(signs[..., None] * posts.features, axis=-2)
-    return total / jnp.maximum(jnp.sum(weights, axis=-1), 1.0)[..., None]
-
-
-def _of_items(table: Array, items: Array) -> Array:
-    """The rows [., ...] of a table of texts; 0 for a text that no seen person judged."""
-    known = (items >= 0) & (items < len(table))
-    rows = jnp.asarray(table)[jnp.where(known, items, 0)]
-    return jnp.where(known.reshape(known.shape + (1,) * (table.ndim - 1)), rows, 0.0)
-
-
-def _of_texts(fitted: Fitted, responses: Responses) -> Array:
-    """The tastes for single texts, [., T]."""
-    texts, shape = fitted.arrays.get("texts"), responses.features.shape[:-1]
-    if texts is None or responses.items is None:
-        return jnp.zeros((*shape, 0 if texts is None else texts.shape[1]), jnp.float32)
-    return _of_items(texts, responses.items)
-
-
-def empty_state(fitted: Fitted) -> State:
-    """Return the prior of a person without a profile."""
-    width, count = fitted.arrays["basis"].shape
-    if "texts" in fitted.arrays:
-        count += fitted.arrays["texts"].shape[1]
-    return {
-        "weights": jnp.zeros(count, jnp.float32),
-        "covariance": jnp.eye(count, dtype=jnp.float32),
-        "rest": jnp.zeros(width, jnp.float32),
-    }
-
-
-def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the posterior of a person: its mode [J] and covariance [J, J] in the directions of taste, and the mode of
-    the rest [D]."""
-    deltas, effects, rows, mask = _observations(fitted, context)
-    rest = fitted.numbers["isotropic"]
-    prior = jnp.zeros(rows.shape[1], jnp.float32)
-    if context.posts is not None and "profile" in fitted.arrays:
-        has_posts = jnp.any(context.posts.mask)
-        mean = (_profile(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
-        prior = jnp.where(has_posts, jnp.pad(mean, (0, len(prior) - len(mean))), prior)
-    margins = deltas @ fitted.arrays["direction"] + effects
-    kernel = rows @ rows.T + rest * (deltas @ deltas.T)
-    dual, factor, root = laplace_posterior(kernel, mask, margins + rows @ prior)
-    known = jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
-    return {
-        "weights": prior + dual @ rows,
-        "covariance": jnp.eye(len(prior)) - known.T @ known,
-        "rest": rest * (dual @ deltas),
-    }
-
-
-def _observations(fitted: Fitted, context: Context) -> tuple[Array, Array, Array, Array]:
-    """The choices of a person and the posts of the profile as choices, [k + M]: differences of features [., D], of the
-    effects of texts, of tastes [., J + T], and which are there."""
-    deltas, mask, effects = context.deltas, context.mask, jnp.zeros(len(context.mask), jnp.float32)
-    chosen, rejected, posts = context.chosen, context.rejected, context.posts
-    if chosen.items is not None and rejected.items is not None:
-        table = fitted.arrays["items"]
-        effects = (_of_items(table, chosen.items) - _of_items(table, rejected.items)) * mask
-    of_texts = (_of_texts(fitted, chosen) - _of_texts(fitted, rejected)) * mask[:, None]
-    if posts is not None and "post_mean" in fitted.arrays:
-        voted, numbers = jnp.asarray(posts.votes) != 0, fitted.numbers
-        gain = jnp.where(voted, numbers["vote_gain"] * posts.votes, numbers["word_gain"]) * posts.mask
-        typical = jnp.where(voted[:, None], fitted.arrays["vote_mean"], fitted.arrays["word_mean"])
-        items = jnp.full(gain.shape, -1) if posts.items is None else jnp.asarray(posts.items)
-        liked = _of_items(fitted.arrays["items"], items) - numbers["typical"]
-        liked = jnp.where(items < 0, 0.0, liked)
-        deltas = jnp.concatenate([deltas, gain[:, None] * (posts.features - typical)])
-        effects = jnp.concatenate([effects, gain * liked])
-        of_posts = _of_texts(fitted, Responses(posts.features, items))
-        of_texts = jnp.concatenate([of_texts, gain[:, None] * of_posts])
-        mask = jnp.concatenate([mask, posts.mask & (gain != 0)])
-    return deltas, effects, jnp.concatenate([deltas @ fitted.arrays["basis"], of_texts], axis=1), mask
-
-
-def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return the mean rewards, float32 [K], shrunk by the variance of their differences: of two responses the sigmoid
-    of the difference is the probability of the choice."""
-    features = responses.features
-    tastes = features @ fitted.arrays["basis"]
-    tastes = jnp.concatenate([tastes, _of_texts(fitted, responses)], axis=1)
-    means = features @ (fitted.arrays["direction"] + state["rest"]) + tastes @ state["weights"]
-    if responses.items is not None:
-        means = means + _of_items(fitted.arrays["items"], responses.items)
-    count = len(means)
-    apart, others = tastes - tastes.mean(axis=0), features - features.mean(axis=0)
-    # The mean over all pairs of responses of the variance of their difference.
-    spread = jnp.einsum("kj,jl,kl->", apart, state["covariance"], apart)
-    spread = (spread + fitted.numbers["isotropic"] * jnp.sum(others * others)) * 2 / max(count - 1, 1)
-    return slope_of(fitted) * means / jnp.sqrt(1 + jnp.pi / 8 * spread)
-
-
-def slope_of(fitted: Fitted) -> Array:
-    """Return the factor of margins that was chosen on the validation part; 1 for a prior of an earlier version."""
-    return fitted.numbers.get("slope", jnp.float32(1.0))
 
 
 METHOD = define("bayes", BayesSettings, fit, adapt, score, empty_state, pointwise=False)

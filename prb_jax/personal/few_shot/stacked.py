@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from prb_jax.personal.few_shot import bayes
+from prb_jax.personal.few_shot import bayes, taste_posterior
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import Fitted, State
@@ -95,20 +95,21 @@ def part_of(fitted: Fitted, name: str) -> Fitted:
 
 def empty_state(fitted: Fitted) -> State:
     """Return the priors of a person without a profile."""
-    return {name: bayes.empty_state(part_of(fitted, name)) for name in PERSONAL}
+    return {name: taste_posterior.empty_state(part_of(fitted, name)) for name in PERSONAL}
 
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the posterior of a person under each personal prior."""
-    return {name: bayes.adapt(part_of(fitted, name), context, key) for name in PERSONAL}
+    return {name: taste_posterior.adapt(part_of(fitted, name), context, key) for name in PERSONAL}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return the weighted mean of the rewards of the parts times the slope, float32 [K]."""
     nobody = part_of(fitted, NOBODY)
-    states = {NOBODY: bayes.empty_state(nobody), **state}
+    states = {NOBODY: taste_posterior.empty_state(nobody), **state}
     rewards = sum(
-        fitted.numbers[f"{name}.weight"] * bayes.score(part_of(fitted, name), states[name], responses)
+        fitted.numbers[f"{name}.weight"]
+        * taste_posterior.score(part_of(fitted, name), states[name], responses)
         for name in PARTS
     )
     return fitted.numbers["slope"] * rewards

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
 
-from prb_jax.personal.few_shot import bayes
+from prb_jax.personal.few_shot import bayes, taste_posterior
 from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings
 from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.fitting import fit_factors, pairs_of
@@ -124,7 +124,8 @@ def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float, profiles: b
     )
     basis = (rng.normal(size=(WIDTH, 3)) * 0.7).astype(np.float32)
     direction = rng.normal(size=WIDTH).astype(np.float32)
-    arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32)}
+    moment = (made.seen.deltas.T @ made.seen.deltas / len(made.seen)).astype(np.float32)
+    arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32), "moment": moment}
     numbers = {"isotropic": rest, "word_gain": 2.0, "vote_gain": 0.5, "typical": 0.0}
     if profiles:
         made = with_posts(made, Posts(posts, there, signs))
@@ -145,17 +146,22 @@ def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float, profiles: b
             slopes = sigmoid(-(m + x @ mode))
             precision = np.eye(len(mode)) + (x * (slopes * (1 - slopes))[:, None]).T @ x
             mode = mode - 0.5 * np.linalg.solve(precision, mode - x.T @ slopes)
-        covariance = np.linalg.inv(precision)[:3, :3]
+        posterior = np.linalg.inv(precision)
+        covariance, of_rest = (
+            posterior[:3, :3],
+            rest * np.trace(posterior[3:, 3:] @ moment) / np.trace(moment),
+        )
         # A margin in float32 is right to its own size's rounding, in an order of sums that processors choose.
         near = 2 * np.finfo(np.float32).eps * max(1, np.abs(m).max())
         np.testing.assert_allclose(states["weights"][user], mode[:3], atol=near)
         np.testing.assert_allclose(states["rest"][user], np.sqrt(rest) * mode[3:], atol=near)
         np.testing.assert_allclose(states["covariance"][user], covariance, atol=near)
+        np.testing.assert_allclose(states["rest_variance"][user], of_rest, atol=near)
         asked = made.queries.places[user][made.queries.mask[user]]
         tested = made.new.deltas[asked].astype(np.float64)
         taste = tested @ basis
         margin = tested @ direction + tested @ both @ mode
-        variance = np.einsum("qj,jl,ql->q", taste, covariance, taste) + rest * np.sum(tested**2, axis=1)
+        variance = np.einsum("qj,jl,ql->q", taste, covariance, taste) + of_rest * np.sum(tested**2, axis=1)
         chosen, rejected = scores[user][made.queries.mask[user]].T
         expected = margin / np.sqrt(1 + np.pi / 8 * variance)
         np.testing.assert_allclose(chosen - rejected, expected, atol=1e-5, rtol=1e-5)
@@ -221,7 +227,7 @@ def test_effects_of_texts_and_profiles_are_learned() -> None:
     fitted = METHOD.fit(made.seen, made.validation, settings=settings, key=KEY)
     assert fitted.numbers["profile_l2"] > 0
     assert made.share(METHOD, fitted, 0, width=32) > made.share_of_nobody(METHOD, fitted) + 0.1
-    assert bayes.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
+    assert taste_posterior.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
 
 
 @pytest.mark.slow
@@ -266,46 +272,6 @@ def test_people_who_differ_over_texts_are_told_by_their_votes_whatever_the_featu
     assert np.linalg.svd(ours.T @ planted)[1].min() > 0.7
 
 
-def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
-    """The covariance of the mean taste and the effects of texts is the inverse of their Hessian."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(12, 4)).astype(np.float32)
-    one, other = np.array([rng.choice(12, 2, replace=False) for _ in range(150)]).T
-    data = choices_of(features, one, other, users=np.arange(150, dtype=np.int32) % 15)
-    count = int(np.max(data.texts)) + 1
-    arrays = {
-        "direction": 0.1 * rng.standard_normal(data.deltas.shape[1]).astype(np.float32),
-        "items": 0.1 * rng.standard_normal(count).astype(np.float32),
-        "basis": 0.3 * rng.standard_normal((data.deltas.shape[1], 2)).astype(np.float32),
-    }
-    numbers = dict.fromkeys(bayes.NUMBERS, np.float32(0)) | {
-        "l2": np.float32(0.01),
-        "item_precision": np.float32(2),
-    }
-    prior = Fitted(arrays, numbers, BayesSettings())
-    hot = np.zeros((len(data), count + 1))
-    np.add.at(hot, (np.arange(len(data)), data.texts[:, 0]), 1)
-    np.add.at(hot, (np.arange(len(data)), data.texts[:, 1]), -1)
-    rows = np.concatenate([data.deltas, hot], axis=1)
-    shrink = 1 / np.sqrt(1 + np.pi / 8 * ((data.deltas @ arrays["basis"]) ** 2).sum(1))
-    margins = shrink * (rows @ np.concatenate([arrays["direction"], arrays["items"], [0]]))
-    weights = shrink**2 * sigmoid(margins) * (1 - sigmoid(margins))
-    width = data.deltas.shape[1]
-    penalty = np.diag(np.repeat([0.01 * len(data), 2.0], [width, count + 1]))
-    expected = np.linalg.inv((rows * weights[:, None]).T @ rows + penalty)
-    draws = [bayes.draw_prior(prior, data, rng=rng) for _ in range(1500)]
-    moved = np.array(
-        [
-            np.concatenate([one.arrays["direction"], one.arrays["items"], [one.numbers["typical"]]])
-            for one in draws
-        ]
-    ) - np.concatenate([arrays["direction"], arrays["items"], [0]])
-    found = moved.T @ moved / len(moved)
-    assert np.diag(found) == pytest.approx(np.diag(expected), rel=0.2)  # 5 standard errors
-    assert np.abs(found - expected).max() < 0.2 * np.diag(expected).max()
-    assert {one.numbers["slope"] for one in draws} == {1.0}
-
-
 def test_a_slope_makes_margins_that_are_too_small_log_odds() -> None:
     rng = np.random.default_rng(1)
     truth = rng.normal(0, 1.5, 20_000)
@@ -313,5 +279,5 @@ def test_a_slope_makes_margins_that_are_too_small_log_odds() -> None:
     assert bayes._best_slope(truth * chosen / 1.3) == pytest.approx(1.3, abs=0.06)
     assert bayes._best_slope(truth * chosen * 1.5) == pytest.approx(1 / 1.5, abs=0.06)
     fitted = Fitted({}, {"slope": np.float32(1.25)}, BayesSettings())
-    assert bayes.slope_of(fitted) == 1.25
-    assert bayes.slope_of(Fitted({}, {}, BayesSettings())) == 1  # a prior of an earlier version
+    assert taste_posterior.slope_of(fitted) == 1.25
+    assert taste_posterior.slope_of(Fitted({}, {}, BayesSettings())) == 1  # a prior of an earlier version
