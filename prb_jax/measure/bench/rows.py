@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prb_jax.measure.bench.machine import Machine
+from prb_jax.models import REMAT_POLICIES
 
 Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
 
@@ -126,6 +127,9 @@ def plan_rows(
     plan.ppo("ppo", acted)
     if machine.platform == "gpu":
         plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
+    if not on_cpu:
+        for remat in REMAT_POLICIES[1:]:  # beside the choice by memory
+            plan.train(f"train-full-{remat}", trained, "full", steps, remat=remat)
     if model is None:
         size = 2 if on_cpu else 4 * pairs[2]
         plan.score("score-k2-0.6b", "qwen3-0.6b", 2, size, rival="transformers-cached")
@@ -210,13 +214,14 @@ class _Plan:
         attention: str = "auto",
         users: int = 1,
         mixture: bool = False,
+        remat: str | None = None,
         **more: Any,
     ) -> None:
         """Add a row that runs training steps."""
         questions = {"questions-per-user": users} if users > 1 else {}
         flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs, **questions, **self.lengths}
         flags |= {} if attention == "auto" else {"attention": attention}
-        flags |= ({} if self.on_cpu else {"remat": "full"}) | {"rounds": self.rounds}
+        flags |= ({} if remat is None else {"remat": remat}) | {"rounds": self.rounds}
         work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
         needs = f"train-parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
         self._add(name, "train", model, flags, work=work, needs=needs, **more)
