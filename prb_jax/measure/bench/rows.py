@@ -114,12 +114,6 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    if not on_cpu:
-        plan.parity("xla")
-        for count in (2, 16):
-            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
-        plan.parity("xla", training=True)
-        plan.train("train-full-xla", trained, "full", steps, attention="xla")
     for samples in (16, 1):
         plan.sample(f"sample-{samples}", scored, samples)
     plan.train("train-users", trained, "full", 10, users=10, rival="trl")
@@ -128,6 +122,11 @@ def plan_rows(
     if machine.platform == "gpu":
         plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
     if not on_cpu:
+        plan.parity("xla")
+        for count in (2, 16):
+            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
+        plan.parity("xla", training=True)
+        plan.train("train-full-xla", trained, "full", steps, attention="xla")
         for remat in REMAT_POLICIES[1:]:  # beside the choice by memory
             plan.train(f"train-full-{remat}", trained, "full", steps, remat=remat)
     if model is None:
