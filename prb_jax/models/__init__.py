@@ -11,11 +11,12 @@ Dtype = Literal["float32", "bfloat16"]
 AttentionName = Literal["auto", "xla"]
 """Attention for the machine, or the XLA program; see :func:`prb_jax.models.attention.choice.choose_attention`."""
 
-Remat = Literal["none", "dots", "full"]
-"""Activations that the backward pass recomputes; see :func:`prb_jax.models.decoder_layer.rematerialised`."""
+Remat = Literal["auto", "none", "dots", "full"]
+"""Activations that the backward pass recomputes: chosen by memory (:mod:`prb_jax.training.memory`), or a policy of
+:func:`prb_jax.models.decoder_layer.rematerialised`."""
 
-REMAT: Remat = "dots"
-"""Default policy of training."""
+REMAT: Remat = "auto"
+"""Default of training."""
 
 Together = Literal["sum", "average", "norm"]
 """Reductions of a response's token log-probabilities to one number, as in RewardBench."""

@@ -19,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from prb_jax.errors import quote
-from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.attention.walk import ATTENTION_RESULTS
@@ -324,7 +323,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
         "full": None,
     }
     if policy not in kept:
-        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
+        raise ValueError(f"remat: expected one of {', '.join(kept)}, found {quote(policy)}")
     if policy == "none" and not gathers:
         return body
     return jax.checkpoint(body, prevent_cse=False, policy=kept[policy])

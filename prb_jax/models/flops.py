@@ -59,11 +59,7 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
         only at the read places.
     """
     until, positions = np.asarray(batch.until), np.asarray(batch.positions)
-    real = positions > 0
-    real[:, :-1] |= until[:, :-1] > np.arange(1, until.shape[1])
-    # A conversation of one token looks like padding but has an end. Unused ends are 0.
-    np.put_along_axis(real, np.asarray(batch.ends), values=True, axis=1)
-    real[:, 0] = real[:, 1:].any(axis=1)
+    real = _real_tokens(batch)
     per_token, tokens = _matrix_flops(config), int(real.sum())
     mixing = _mixing_flops(positions[real], config)
     if not reads_only:
@@ -82,6 +78,27 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
         of_all, of_last = 2.0 * config.hidden_size * channels, mixing[-1]
     total = sum(per_token[:-1]) * tokens + of_all * tokens + (per_token[-1] - of_all) * len(read)
     return total + sum(mixing[:-1]) + of_last
+
+
+def mixing_flops(batch: StreamBatch, config: DecoderConfig) -> float:
+    """Return the part of :func:`stream_flops` in attention and in the states of recurrent layers."""
+    return sum(_mixing_flops(np.asarray(batch.positions)[_real_tokens(batch)], config))
+
+
+def seen_pairs(batch: StreamBatch) -> float:
+    """Return the number of pairs of tokens that see each other, without a window."""
+    return float((np.asarray(batch.positions)[_real_tokens(batch)].astype(np.float64) + 1).sum())
+
+
+def _real_tokens(batch: StreamBatch) -> np.ndarray:
+    """Return the mask of tokens that are not padding, bool [S, N]."""
+    until, positions = np.asarray(batch.until), np.asarray(batch.positions)
+    real = positions > 0
+    real[:, :-1] |= until[:, :-1] > np.arange(1, until.shape[1])
+    # A conversation of one token looks like padding but has an end. Unused ends are 0.
+    np.put_along_axis(real, np.asarray(batch.ends), values=True, axis=1)
+    real[:, 0] = real[:, 1:].any(axis=1)
+    return real
 
 
 def _mixing_flops(positions: np.ndarray, config: DecoderConfig) -> list[float]:

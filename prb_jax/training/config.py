@@ -315,7 +315,12 @@ class TrainSettings(RunOptions):
         "unit that fills a step: single comparisons, or whole users, so each profile is computed once"
         " per step.",
     )
-    remat: Remat = option(REMAT, "activations that the backward pass recomputes instead of storing.")
+    remat: Remat = option(
+        REMAT,
+        "activations that the backward pass recomputes instead of storing: norms and activation functions (dots), "
+        "also matrix products (full), nothing (none), or dots if it fits into the memory, else full (auto).",
+        effect="none",
+    )
     attention: AttentionName = option(
         "auto",
         'attention implementation: chosen for the machine ("auto"), or the XLA program ("xla").',

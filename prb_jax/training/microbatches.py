@@ -12,18 +12,18 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
-from prb_jax.models.flops import matrix_flops_per_token, stream_flops
+from prb_jax.models.flops import matrix_flops_per_token, mixing_flops, stream_flops
 from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
 from prb_jax.seams import get
 from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
+from prb_jax.training.memory import StepMemory
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape, with_equal_splits
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_tables import BLOCK, CHUNK
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
@@ -36,8 +36,6 @@ _LOOKED_AT = 1024  # approximate number of comparisons in these steps that decid
 
 _COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
 """FLOPs that a CPU, and one TPU or GPU, executes in the time of a compile."""
-
-ACTIVATIONS = 6e9  # maximum bytes of a stream's activations if `batch.tokens` is not set
 
 
 class TreesOnDemand(Items[Tree]):
@@ -89,7 +87,7 @@ class Layout:
     """Layout of a step's trees in microbatches of a few shapes. Build with :func:`plan_layout`."""
 
     config: DecoderConfig  # architecture
-    token_bytes: int  # approximate bytes that a backward pass keeps per token
+    memory: StepMemory  # memory that a backward pass needs
     streams: StreamOptions  # packing of trees, which computes shared prefixes once
     shapes: Sequence[StreamShape]  # shapes of streams, the smallest first
     responses: int  # maximum per tree, as far as is known
@@ -101,8 +99,9 @@ class Layout:
             batch = make_stream_batch(trees, packed, self.streams)
             groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
-            flops, activations = stream_flops(batch, self.config), batch.tokens.size * self.token_bytes
-            yield Microbatch(batch, groups, packed[0].shape.reads, tokens, flops, activations)
+            count, flops = batch.tokens.size, [of(batch, self.config) for of in (stream_flops, mixing_flops)]
+            activations = count * self.memory.kept(self.memory.policy(count))
+            yield Microbatch(batch, groups, packed[0].shape.reads, tokens, *flops, activations)
 
 
 def plan_layout(
@@ -115,7 +114,7 @@ def plan_layout(
     mesh: Mesh,
     attention: StreamAttention,
     batch: Any,
-    remat: str = "none",
+    memory: StepMemory | None = None,
 ) -> Layout:
     """Choose the shapes of a run.
 
@@ -128,14 +127,13 @@ def plan_layout(
       mesh: Devices.
       attention: Attention implementation of the run.
       batch: Section `batch` of the settings: size of microbatches and maximum number of shapes.
-      remat: Activations that the backward pass recomputes.
+      memory: Memory of a step; default: nothing is recomputed, in float32.
     """
-    token_bytes = _bytes_per_token(config, remat)
+    memory = memory or StepMemory(config=config, asked="none")
     looked_at, known = first_steps(trees, together, per_step=per_step)
     most = batch.tokens
     if most is None:  # a backward pass keeps the activations of all layers
-        usual = stream_options(config, mesh, attention).tokens
-        most = min(max(int(ACTIVATIONS / token_bytes), usual // 2), usual)
+        most = memory.tokens(stream_options(config, mesh, attention).tokens)
     options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
     if options.keys is not None:
         options = get("kernel tables", "fit").value(options, known, whole=trees.in_memory)
@@ -148,26 +146,7 @@ def plan_layout(
         compile_cost=compile_cost / (3 * matrix_flops_per_token(config)),
         count=steps,
     )
-    return Layout(config, token_bytes, options, shapes, max(len(tree.responses) for tree in known))
-
-
-def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
-    """Return the approximate bytes that a backward pass keeps per token, in float32."""
-    queries, keys = (
-        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
-    )
-    others = {
-        "none": 6 * config.hidden_size + 4 * config.active_mlp,
-        "dots": 4 * config.hidden_size + 2 * config.active_mlp,
-        "full": config.hidden_size,
-    }[remat]
-    mixing = {ATTENTION: {"none": 4 * queries + 6 * keys, "dots": 2 * queries + 2 * keys, "full": 0}[remat]}
-    if (sizes := config.recurrence) is not None:
-        channels = sum(sizes.widths.values()) + sizes.widths["v"]
-        # Each chunk keeps a few CHUNK x CHUNK matrices per head, and the state before the chunk.
-        of_chunk = sizes.value_heads * (6 * CHUNK + sizes.key_dim * sizes.value_dim // CHUNK)
-        mixing[RECURRENT] = {"none": 8 * channels + of_chunk, "dots": 2 * channels, "full": 0}[remat]
-    return 4 * sum(others + mixing[mixer] for mixer in config.layer_mixers)
+    return Layout(config, memory, options, shapes, max(len(tree.responses) for tree in known))
 
 
 def labelled(

@@ -32,7 +32,8 @@ from prb_jax.runs.training import MODEL
 from prb_jax.scoring.batching import BatchOptions
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.export import write_whole
-from prb_jax.training.microbatches import ACTIVATIONS, first_steps
+from prb_jax.training.memory import ACTIVATIONS
+from prb_jax.training.microbatches import first_steps
 from prb_jax.training.start import Start
 from prb_jax.training.step import Microbatch
 from prb_jax.training.trainer import RewardTrainer
@@ -235,7 +236,13 @@ class SequenceLayout:
             packed = PackedSequences(rows, length, tuple(range(len(sequences))))
             batch, tokens = make_sequence_batch(sequences, packed), sum(map(len, sequences))
             yield Microbatch(
-                batch, [group], rows, tokens, tokens * self.flops_per_token, rows * length * self.token_bytes
+                batch,
+                [group],
+                rows,
+                tokens,
+                tokens * self.flops_per_token,
+                0.0,
+                rows * length * self.token_bytes,
             )
 
     def _length(self, longest: int) -> int:

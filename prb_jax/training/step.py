@@ -45,6 +45,7 @@ class Microbatch:
     rows: int  # capacity of a group in trees
     tokens: int  # computed tokens, without padding
     flops: float  # analytic FLOPs of a forward pass, without padding
+    mixing_flops: float  # the part in attention and recurrent states
     activations: float  # approximate bytes that the backward pass keeps
     extras: Any = None  # further inputs of the loss, set once known
 

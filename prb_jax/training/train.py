@@ -25,7 +25,6 @@ from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.scorer import ScoresTokens
 from prb_jax.seams import get
 from prb_jax.text.view import TrainedView
-from prb_jax.training import PASSES
 from prb_jax.training.config import Config, TrainSettings, load_settings
 from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, write_summary
@@ -135,8 +134,7 @@ def train(
             ids = [examples.known[member].id for member in members]
             remedy = "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
             loop.check_finite(values, ids, step=step, remedy=remedy)
-            flops = PASSES[settings.tuning] * batch.flops
-            rates = loop.rates(pairs=len(members), tokens=tokens, flops=flops)
+            rates = loop.rates(pairs=len(members), tokens=tokens, flops=batch.flops(settings.tuning))
             mfu = rates.pop("flops_per_second") / peak
             return {
                 "step": step, "epoch": order.epoch_of(step), **values, "tokens": tokens, **rates, "mfu": mfu

@@ -27,14 +27,16 @@ from prb_jax.scoring.encode_together import encode_by_processes
 from prb_jax.scoring.prepared_tokens import stored_comparisons
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import TrainedView
+from prb_jax.training import Tuning, step_flops
 from prb_jax.training.config import RunOptions, TrainSettings
 from prb_jax.training.data import Examples, Order, user_weights
 from prb_jax.training.export import Write, export_adapter, export_model
 from prb_jax.training.losses import comparison_loss
+from prb_jax.training.memory import StepMemory
 from prb_jax.training.microbatches import STEPS_SIMULATED, TreesOnDemand, labelled, plan_layout
 from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
-from prb_jax.training.step import Metrics, Microbatch, TrainState, TrainStep, add_gradients
+from prb_jax.training.step import Metrics, Microbatch, Sums, TrainState, TrainStep, add_gradients
 from prb_jax.training.weights import TrainedModel, merge
 from prb_jax.trees.tree import Tree
 
@@ -71,6 +73,11 @@ class Trainer:
                 program.state_shardings,
             )
         )
+
+    @property
+    def memory(self) -> StepMemory | None:
+        """Memory of a step, which decides on rematerialisation; None for a user's module."""
+        return None
 
     @cached_property
     def attention(self) -> StreamAttention:
@@ -114,12 +121,19 @@ class Trainer:
             mesh=self.mesh,
             attention=self.attention,
             batch=self.settings.batch,
-            remat=self.settings.remat,
+            memory=self.memory,
         )
 
     def update(self, parts: Sequence[Microbatch]) -> Metrics:
         """Run one optimiser step over its microbatches, and return the metrics without waiting for them."""
-        sums = add_gradients(self.program, self.state, self.frozen or {}, parts)
+        return self.apply(self.gradients(parts))
+
+    def gradients(self, parts: Sequence[Microbatch]) -> Sums:
+        """Return the sums of the microbatches of a step."""
+        return add_gradients(self.program, self.state, self.frozen or {}, parts)
+
+    def apply(self, sums: Sums) -> Metrics:
+        """Update the parameters, and return the metrics without waiting for them."""
         with compiling(self.program.update):
             self.state, metrics = self.program.update(self.state, sums)
         return metrics
@@ -167,10 +181,9 @@ class StepBatch:
 
     __repr__ = short_repr
 
-    @property
-    def flops(self) -> float:
-        """Analytic FLOPs of a forward pass, without padding."""
-        return sum(part.flops for part in self.parts)
+    def flops(self, tuning: Tuning) -> float:
+        """Return the analytic FLOPs that the step needs, without padding; see :func:`prb_jax.training.step_flops`."""
+        return sum(step_flops(part.flops, part.mixing_flops, tuning=tuning) for part in self.parts)
 
 
 class RewardTrainer(Trainer):
@@ -198,7 +211,7 @@ class RewardTrainer(Trainer):
         lengths: Sequence[int],
     ) -> None:
         super().__init__(settings, start, program)
-        self.lengths, self.method = lengths, method
+        self.lengths, self.method, self._memory = lengths, method, model.memory
         states, everywhere = program.state_shardings, replicated(program.mesh)
         self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
         self._take = jax.jit(
@@ -219,6 +232,10 @@ class RewardTrainer(Trainer):
         self.truncated: int | None = 0
         self.view = TrainedView(settings.view, settings.method)
         self.reader = Reader(name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=method)
+
+    @property
+    def memory(self) -> StepMemory | None:
+        return self._memory
 
     def begin_from(self, trained: Params) -> None:
         """Start from trained weights that :meth:`trained` returned, with a new optimiser."""

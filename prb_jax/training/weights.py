@@ -22,6 +22,7 @@ from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.platform.sharding import replicated
 from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.config import OptimizerSettings, TrainSettings
+from prb_jax.training.memory import StepMemory, step_memory
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -192,6 +193,7 @@ class TrainedModel:
     trained_shardings: dict[str, Any]
     frozen_shardings: dict[str, Any]
     width: int  # determines the default learning rate
+    memory: StepMemory | None = None  # memory of a step; None for a user's module
 
 
 def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mesh) -> TrainedModel:
@@ -210,7 +212,6 @@ def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mes
         "dtype": jnp.dtype(settings.dtype),
         "mesh": mesh,
         "lora_scale": settings.lora_scale,
-        "remat": settings.remat,
     }
 
     def split(params: Params) -> tuple[Params, Params]:
@@ -230,17 +231,18 @@ def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mes
         through = differentiated and ("layers" in trained or prompts is not None)
         params = merge(trained, frozen)
         counted = None if config.experts is None else loads
+        remat = memory.policy(batch.tokens.size) if through else "none"
         logits = score_stream(
-            params, batch, soft_prompts=prompts, differentiated=through, loads=counted, **options
+            params, batch, soft_prompts=prompts, differentiated=through, loads=counted, remat=remat, **options
         )
         return logits[..., 0]
 
     trained, frozen = jax.eval_shape(split, abstract_params(config))
+    shardings = {
+        "trained_shardings": parameter_shardings(trained, mesh, config=config),
+        "frozen_shardings": parameter_shardings(frozen, mesh, config=config),
+    }
+    memory = step_memory(config, settings, mesh=mesh, trained=trained, frozen=frozen, **shardings)
     return TrainedModel(
-        split=split,
-        rewards=rewards,
-        trained=trained,
-        trained_shardings=parameter_shardings(trained, mesh, config=config),
-        frozen_shardings=parameter_shardings(frozen, mesh, config=config),
-        width=config.hidden_size,
+        split=split, rewards=rewards, trained=trained, width=config.hidden_size, memory=memory, **shardings
     )

@@ -20,7 +20,6 @@ from prb_jax.behaviour.rl.numbers import (
     group_advantages,
     kl_estimate,
     long_scores,
-    masked_mean,
     token_rewards,
     whiten,
 )
@@ -56,7 +55,8 @@ def credit(
       scores: Scores of the reward, float32 [B, K].
       ended: Whether a stop token is the last one, bool [B, K].
       lengths: Tokens of each rollout, int32 [B, K].
-      logprobs, reference: Log-probabilities under the policy that drew them, and the reference, float32 [B, K, R].
+      logprobs, reference: Log-probabilities under the policy that drew them, and the reference, float32 [B, K, R];
+        used only if the KL is part of the reward.
       values: Values of the value function, float32 [B, K, R + 1]; 0 without one.
       coefficient: Coefficient of the KL, float32 [].
       settings: Settings of the run.
@@ -90,14 +90,11 @@ def credit(
         baseline = "others" if algorithm == "rloo" else "mean"
         scale = algorithm == "grpo" and chosen.scale_groups
         advantages = group_advantages(totals, baseline=baseline, scale=scale)[..., None] * mask
-    exact = jnp.where(mask > 0, logprobs - reference, 0.0).sum(axis=-1)
     equal = (scored == scored[:, :1]).all(axis=-1) & (scored.shape[1] > 1)
     numbers = {
         "reward": scores.mean(),
         "reward_deviation": scores.std(),
         "score": scored.mean(),
-        "kl": exact.mean(),
-        "kl_per_token": masked_mean(logprobs - reference, mask),
         "length": lengths.astype(jnp.float32).mean(),
         "ended_share": ended.astype(jnp.float32).mean(),
         "equal_groups": equal.astype(jnp.float32).sum(),

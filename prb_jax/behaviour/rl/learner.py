@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import batch_sizes
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
+from prb_jax.training.memory import StepMemory
 from prb_jax.training.microbatches import STEPS_SIMULATED
 from prb_jax.training.start import Start, with_pad_token
 from prb_jax.training.step import Microbatch, TrainState, TrainStep
@@ -52,6 +53,14 @@ from prb_jax.trees.tree import Tree
 
 _STEPS_PACKED = 4
 """Number of simulated steps that determine how many states of a stream are read."""
+
+
+class Update(NamedTuple):
+    """An update of a step."""
+
+    rows: np.ndarray  # rows of the step that it used
+    metrics: dict[str, float]
+    logprobs: np.ndarray | None  # float32 [B, K, R], log-probabilities before the update, if it has read them
 
 
 class Learner(Trainer):
@@ -117,6 +126,10 @@ class Learner(Trainer):
         name = "generation_config.json"
         return lambda folder: None if adapter else copy_file(self._opened.folder.path / name, folder / name)
 
+    @property
+    def memory(self) -> StepMemory:
+        return self.actor.memory
+
     def plan(self, trees: Sequence[Tree], order: Order) -> None:
         """Choose the shapes of microbatches for these trees, or trees of the same sizes, visited in this order."""
         batch = self.settings.batch
@@ -131,7 +144,8 @@ class Learner(Trainer):
                 self._read(part, of_step, 0)
 
     def look(self, batch: Rollouts) -> Rollouts:
-        """Add log-probabilities of the current policy and the reference, and values, of every token."""
+        """Add log-probabilities of the current policy and the reference, and values, of every token; the policy's are 0
+        if the update reads them."""
         count, responses, columns = batch.mask.shape
         logprobs, reference = np.zeros((2, count, responses, columns), np.float32)
         values = np.zeros((count, responses, columns + 1), np.float32)
@@ -145,8 +159,8 @@ class Learner(Trainer):
                     whole[members] = view
         return replace(batch, logprobs=logprobs * batch.mask, reference=reference * batch.mask, values=values)
 
-    def updates(self, batch: Rollouts, *, step: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
-        """Make the updates of a step, and yield rows and metrics of each; if ``finite`` is 0, nothing was updated."""
+    def updates(self, batch: Rollouts, *, step: int) -> Iterator[Update]:
+        """Make the updates of a step, and yield each; if its metric ``finite`` is 0, nothing was updated."""
         settings, count = self.settings, len(batch.trees)
         epochs, size = settings.batch.epochs, settings.batch.minibatch or count
         for epoch in range(epochs):
@@ -154,8 +168,19 @@ class Learner(Trainer):
             order = permutation(count, settings.seed, (step + 1) * epochs + epoch)
             for start in range(0, count, size):
                 rows = np.sort(order[start : start + size])
-                metrics = self.update(self.microbatches(batch, rows))
-                yield rows, {name: float(np.asarray(value)) for name, value in metrics.items()}
+                parts = self.microbatches(batch, rows)
+                sums = self.gradients(parts)
+                read, logprobs = sums.parts.logprobs, None
+                if read:
+                    logprobs = np.zeros(batch.mask.shape, np.float32)
+                    for part, of_part in zip(parts, map(np.asarray, read), strict=True):
+                        for members, view in _views(of_part, part, batch.mask.shape[1]):
+                            logprobs[members] = view
+                    logprobs *= batch.mask
+                metrics = self.apply(replace(sums, parts=replace(sums.parts, logprobs=())))
+                yield Update(
+                    rows, {name: float(np.asarray(value)) for name, value in metrics.items()}, logprobs
+                )
 
     def microbatches(self, batch: Rollouts, rows: np.ndarray) -> list[Microbatch]:
         """Return the microbatches of an update from these rows of a step, with the targets of the loss."""
@@ -210,8 +235,9 @@ def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
 
         inputs = step.inputs(state)
         states, under_reference = read(frozen)  # the reference
-        logprobs = under_reference
-        if settings.algorithm != "dpo":
+        if settings.algorithm == "dpo" or settings.reads_while_updating:
+            logprobs = jnp.zeros_like(under_reference)
+        else:
             states, logprobs = read(merge(inputs[POLICY], frozen))
         if settings.with_values:
             return logprobs, under_reference, token_values(actor, inputs, frozen, batch, reads, states)

@@ -40,6 +40,7 @@ from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.models.parameter import ROUTER
 from prb_jax.platform.sharding import constrainer
+from prb_jax.training.memory import StepMemory, step_memory
 from prb_jax.training.step import TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
 from prb_jax.trees.response_reads import Reads
@@ -119,6 +120,34 @@ class Actor:
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
 
+    def shapes(self) -> tuple[dict[str, Params], Params]:
+        """Return the shapes of :meth:`split`."""
+        return jax.eval_shape(self.split, abstract_params(self.config))
+
+    def placed(self, sources: Mapping[str, Params]) -> dict[str, Any]:
+        """Return the shardings of the initial arrays of each group."""
+        configs = {POLICY: self.config, VALUE: self.critic}
+        return {
+            name: parameter_shardings(source, self.mesh, config=configs[name])
+            for name, source in sources.items()
+        }
+
+    @functools.cached_property
+    def memory(self) -> StepMemory:
+        """Memory of an update, which decides on rematerialisation."""
+        sources, frozen = self.shapes()
+        own = self.settings.with_values and self.settings.value.trunk == "own"
+        return step_memory(
+            self.config,
+            self.settings,
+            mesh=self.mesh,
+            trained=sources,
+            frozen=frozen,
+            trained_shardings=self.placed(sources),
+            frozen_shardings=parameter_shardings(frozen, self.mesh, config=self.config),
+            trunks=2 if own else 1,
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +161,8 @@ class Targets:
     counts: Array | None = None
     # float32 [B, 2, R], for pairs; the first response of each is the chosen one
     mask: Array | None = None
-    old: Array | None = None  # float32 [B, K, R], log-probabilities when the tokens were drawn
+    # float32 [B, K, R], log-probabilities when the tokens were drawn; None if these are the current ones
+    old: Array | None = None
     reference: Array | None = None  # float32 [B, K, R], under the reference
     advantages: Array | None = None  # float32 [B, K, R]
     kl: Array | None = None  # float32 [B, K], coefficient of the KL in the loss
@@ -148,6 +178,8 @@ class Means:
     """Sums over microbatches; their weights sum to 1 over a minibatch."""
 
     values: dict[str, jax.Array]
+    # float32 [B, K, R] of each microbatch, log-probabilities of its tokens, if no earlier pass has read them
+    logprobs: tuple[jax.Array, ...] = ()
 
     @property
     def weight_sum(self) -> jax.Array:
@@ -155,7 +187,8 @@ class Means:
         return jnp.ones((), jnp.float32)
 
     def __add__(self, other: Means) -> Means:
-        return Means({name: value + other.values[name] for name, value in self.values.items()})
+        values = {name: value + other.values[name] for name, value in self.values.items()}
+        return Means(values, self.logprobs + other.logprobs)
 
     def means(self) -> dict[str, jax.Array]:
         """Return the sums by name."""
@@ -182,7 +215,7 @@ class Objective:
 def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
     """Return the compiled functions of an update of policy and value function together."""
     settings = actor.settings
-    sources, frozen = jax.eval_shape(actor.split, abstract_params(actor.config))
+    sources, frozen = actor.shapes()
     lengths, policy = (settings.steps * settings.batch.updates,), settings.optimizer
     given = settings.value.learning_rate
     value = policy if given is None else dataclasses.replace(policy, learning_rate=given)
@@ -191,12 +224,10 @@ def make_policy_step(actor: Actor, objective: Objective) -> TrainStep:
             optimizer=value if name == VALUE else policy,
             lengths=lengths,
             trainable=source,
-            placed=parameter_shardings(
-                source, actor.mesh, config=actor.critic if name == VALUE else actor.config
-            ),
+            placed=placed,
             mesh=actor.mesh,
         )
-        for name, source in sources.items()
+        for (name, source), placed in zip(sources.items(), actor.placed(sources).values(), strict=True)
     }
     return make_train_step(
         functools.partial(objective.loss, actor),
@@ -216,7 +247,7 @@ def token_states(
         "dtype": actor.dtype,
         "mesh": actor.mesh,
         "lora_scale": actor.settings.lora_scale,
-        "remat": actor.settings.remat,
+        "remat": actor.memory.policy(batch.tokens.size) if differentiated else "none",
     }
     places = jnp.asarray(reads.places)
     # With separate reads, the last layer attends only from read places to all keys of the stream, else from all tokens.
@@ -319,7 +350,8 @@ def rollout_loss(
         )
         sums["value_loss"] = (errors * jnp.asarray(targets.value_weights)).sum()
         total = total + loss.value_coefficient * sums["value_loss"]
-    return total, Means({"loss": total, **sums})
+    read = (lax.stop_gradient(logprobs),) if settings.reads_while_updating else ()
+    return total, Means({"loss": total, **sums}, read)
 
 
 def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
@@ -335,7 +367,8 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
     """
     weights, counts = jnp.asarray(targets.weights), jnp.asarray(targets.counts)
     real = counts > 0
-    old, advantages = jnp.asarray(targets.old), jnp.asarray(targets.advantages)
+    old = lax.stop_gradient(logprobs) if targets.old is None else jnp.asarray(targets.old)
+    advantages = jnp.asarray(targets.advantages)
     ratios = log_ratio(logprobs, old, real, level=settings.loss.ratio)
     policy, clipped = clipped_policy_loss(ratios, advantages, clip=settings.loss.clip)
     kl_loss = jnp.zeros((), jnp.float32)
@@ -360,7 +393,7 @@ def rollout_targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) ->
     return Targets(
         weights=np.asarray(token_weights(jnp.asarray(mask), mode, longest=longest)),
         counts=mask / mask.sum(),
-        old=batch.logprobs[rows],
+        old=None if settings.reads_while_updating else batch.logprobs[rows],
         reference=batch.reference[rows],
         advantages=np.asarray(credit.advantages)[rows],
         kl=np.ones(mask.shape[:2], np.float32) * np.float32(batch.kl),

@@ -256,14 +256,14 @@ def learn_from_rollouts(
     # Score: texts gain rewards.
     scored = reward.score(asked, batch.texts, step=number)
     times.append(time.perf_counter())
-    # Look: tokens gain log-probabilities, also under the reference, and values.
+    # Look: tokens gain log-probabilities, also under the reference, and values. The policy's may wait for the update.
     batch = learner.look(replace(batch, scores=scored.values))
     # Credit: tokens gain advantages.
     arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
     credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
     batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
     # Update.
-    updates = update(loop, learner, batch, asked)
+    updates, batch = update(loop, learner, batch, asked)
     times.append(time.perf_counter())
     # Record.
     if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
@@ -272,6 +272,7 @@ def learn_from_rollouts(
     row = {
         **updates,
         **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
+        **batch.kl_numbers(),
         "kl_coefficient": coefficient,
         "empty": scored.empty,
         "failed": scored.failed,
@@ -303,24 +304,28 @@ def learn_from_labels(
     start = time.perf_counter()
     if learner.objective.has_reference:
         batch = learner.look(batch)
-    updates = update(loop, learner, batch, asked)
+    updates, _ = update(loop, learner, batch, asked)
     tokens, seconds = sum(tree.tokens for tree in batch.trees), time.perf_counter() - start
     return {**updates, "tokens": tokens, "update_seconds": seconds, **loop.rates(tokens=tokens)}
 
 
-def update(loop: Loop, learner: Learner, batch: Rollouts, asked: Sequence[Comparison]) -> dict[str, float]:
-    """Make the updates of a step, and return the means of their numbers.
+def update(
+    loop: Loop, learner: Learner, batch: Rollouts, asked: Sequence[Comparison]
+) -> tuple[dict[str, float], Rollouts]:
+    """Make the updates of a step; return the means of their numbers, and the batch with all log-probabilities.
 
     Raises:
       RunError: a loss is not finite; names the comparisons.
     """
     made: list[dict[str, float]] = []
-    for rows, metrics in learner.updates(batch, step=loop.step):
+    for rows, metrics, logprobs in learner.updates(batch, step=loop.step):
         remedy = "A lower optimizer.learning_rate or dtype=float32 may help"
         loop.check_finite(metrics, [asked[row].id for row in rows], step=loop.step + 1, remedy=remedy)
         made.append(metrics)
+        if logprobs is not None:
+            batch = replace(batch, logprobs=logprobs)
     means = {name: float(np.mean([metrics[name] for metrics in made])) for name in made[0]}
-    return {**means, "learning_rate": made[-1]["learning_rate"]}
+    return {**means, "learning_rate": made[-1]["learning_rate"]}, batch
 
 
 def _reason_to_stop(loop: Loop, settings: PpoSettings) -> str | None:

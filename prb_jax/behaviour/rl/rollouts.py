@@ -60,6 +60,11 @@ class Rollouts:
         """1 for real tokens of a response, float32 [B, K, R]."""
         return (np.arange(self.columns) < self.lengths[:, :, None]).astype(np.float32)
 
+    def kl_numbers(self) -> dict[str, float]:
+        """Return the means over rollouts and over tokens of log p(policy) - log p(reference)."""
+        exact = ((self.logprobs - self.reference) * self.mask).sum(axis=-1)
+        return {"kl": float(exact.mean()), "kl_per_token": float(exact.sum() / max(self.mask.sum(), 1.0))}
+
     def rows(self, step: int, comparisons: Sequence[Comparison], count: int) -> list[dict[str, Any]]:
         """Return the rollouts of the first ``count`` prompts of a step, counted from 1, as readable rows."""
         kl = (self.logprobs - self.reference).sum(axis=-1)

@@ -162,6 +162,12 @@ class PpoSettings(RunOptions):
         return (self.kl.place or ("loss" if self.algorithm == "grpo" else "reward")) == "reward"
 
     @property
+    def reads_while_updating(self) -> bool:
+        """Whether the only update of a step also reads the log-probabilities of its rollouts: nothing needs them
+        earlier, and the weights are still those that drew them."""
+        return not (self.with_values or self.kl_in_reward) and self.batch.updates == 1
+
+    @property
     def kl_estimator(self) -> Estimator:
         """The chosen estimator, or the default for the place of the KL."""
         return self.kl.estimator or ("k1" if self.kl_in_reward else "k3")

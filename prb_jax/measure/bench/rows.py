@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prb_jax.measure.bench.machine import Machine
+from prb_jax.models import REMAT_POLICIES
 
 Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
 
@@ -113,12 +114,6 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    if not on_cpu:
-        plan.parity("xla")
-        for count in (2, 16):
-            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
-        plan.parity("xla", training=True)
-        plan.train("train-full-xla", trained, "full", steps, attention="xla")
     for samples in (16, 1):
         plan.sample(f"sample-{samples}", scored, samples)
     plan.train("train-users", trained, "full", 10, users=10, rival="trl")
@@ -126,6 +121,14 @@ def plan_rows(
     plan.ppo("ppo", acted)
     if machine.platform == "gpu":
         plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
+    if not on_cpu:
+        plan.parity("xla")
+        for count in (2, 16):
+            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
+        plan.parity("xla", training=True)
+        plan.train("train-full-xla", trained, "full", steps, attention="xla")
+        for remat in REMAT_POLICIES[1:]:  # beside the choice by memory
+            plan.train(f"train-full-{remat}", trained, "full", steps, remat=remat)
     if model is None:
         size = 2 if on_cpu else 4 * pairs[2]
         plan.score("score-k2-0.6b", "qwen3-0.6b", 2, size, rival="transformers-cached")
@@ -210,13 +213,14 @@ class _Plan:
         attention: str = "auto",
         users: int = 1,
         mixture: bool = False,
+        remat: str | None = None,
         **more: Any,
     ) -> None:
         """Add a row that runs training steps."""
         questions = {"questions-per-user": users} if users > 1 else {}
         flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs, **questions, **self.lengths}
         flags |= {} if attention == "auto" else {"attention": attention}
-        flags |= ({} if self.on_cpu else {"remat": "full"}) | {"rounds": self.rounds}
+        flags |= ({} if remat is None else {"remat": remat}) | {"rounds": self.rounds}
         work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
         needs = f"train-parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
         self._add(name, "train", model, flags, work=work, needs=needs, **more)

@@ -25,7 +25,7 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.training import PASSES
+from prb_jax.training import step_flops
 from prb_jax.training.config import BatchSettings, TrainSettings
 from prb_jax.training.data import Examples, Order
 from prb_jax.training.microbatches import STEPS_SIMULATED, labelled, plan_layout
@@ -53,6 +53,7 @@ class TreeTrainer:
         self.attention = choose_attention(
             model.mesh, dtype, options.attention, config=model.decoder, trained=True
         )
+        trained = trained_decoder(settings, model.decoder, mesh=model.mesh)
         layout = plan_layout(
             examples.trees,
             [order.step(step) for step in range(STEPS_SIMULATED)],
@@ -62,11 +63,12 @@ class TreeTrainer:
             mesh=model.mesh,
             attention=self.attention,
             batch=settings.batch,
-            remat=options.remat,
+            memory=trained.memory,
         )
         self.microbatches = labelled(layout, examples, order.step(0), examples.rows)
-        self.flops = PASSES[options.tuning] * sum(microbatch.flops for microbatch in self.microbatches)
-        trained = trained_decoder(settings, model.decoder, mesh=model.mesh)
+        self.flops = sum(
+            step_flops(part.flops, part.mixing_flops, tuning=options.tuning) for part in self.microbatches
+        )
         self._step = make_reward_step(settings, trained, mesh=model.mesh, lengths=(STEPS,))
         self._state, self._frozen = self._step.begin(model.params)
 

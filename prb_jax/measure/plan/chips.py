@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from prb_jax.errors import MeshError, RunError, first_line
-from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
+from prb_jax.models import DTYPES, REMAT_POLICIES
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.options import option, same_option
 from prb_jax.training import TUNINGS, Tuning
@@ -82,7 +82,9 @@ class PlanOptions:
         None, "Trained weights with --train (default: full) or --ppo (default: lora)", choices=TUNINGS
     )
     remat: str | None = option(
-        None, f"Activations to recompute with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES
+        None,
+        "Activations to recompute with --train or --ppo (default: auto, i.e. dots if it fits, else full)",
+        choices=REMAT_POLICIES,
     )
     prefix: int = option(3840, "Tokens of the prefix", "P", least=1)
     responses: int = option(2, "Responses per tree", "K", least=1)

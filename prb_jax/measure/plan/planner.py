@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import jax
 from jax.sharding import Mesh
@@ -20,13 +20,21 @@ from prb_jax.measure.plan.costs import Collective, Costs, program_costs
 from prb_jax.measure.plan.hlo import parse_module
 from prb_jax.measure.plan.program import PlannedProgram, executed_flops, scoring_program, training_program
 from prb_jax.measure.plan.streams import BatchShape
-from prb_jax.models import REMAT, REMAT_POLICIES
+from prb_jax.models import REMAT_POLICIES, Remat
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.platform.sharding import crossing_axis, make_mesh, mesh_shape
 from prb_jax.training import TUNINGS
 
 Bound = Literal["matrix products", "memory", "links"]
+
+
+class _Fitting(Protocol):
+    @property
+    def fits(self) -> bool: ...
+
+
+Planned = TypeVar("Planned", bound=_Fitting)
 
 LONG_TOKENS = 8192  # tokens of a tree from which a sweep also splits them over devices
 
@@ -64,12 +72,18 @@ class Plan:
     attention: str = ""
     tokens: int = 0  # of the batch, without padding; 0 without a batch, also below
     computed_tokens: int = 0  # with the padding of the streams
+    # share of the pairs of an attention kernel that are computed in vain; see
+    # :class:`prb_jax.measure.plan.streams.PlannedStreams`
+    vain_pairs: float | None = None
+    remat: str = ""  # rematerialisation policy of a training step; "" for scoring
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures without the plan's inputs, JSON-ready."""
         hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note", "attention")
         if not self.tokens:
-            hidden += ("tokens", "computed_tokens")
+            hidden += ("tokens", "computed_tokens", "vain_pairs")
+        if not self.remat:
+            hidden += ("remat",)
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -99,12 +113,24 @@ def plan(model: str | Path | DecoderConfig, options: PlanOptions) -> Plan:
         )
     shape = shape_of(options, batch=rows)
     shared: Any = {"mesh": devices, "dtype": options.dtype, "attention": options.attention}
-    if options.train:
-        tuning, remat = options.tuning or "full", options.remat or REMAT
-        program = training_program(config, shape, tuning=tuning, remat=remat, **shared)
-    else:
+    named: Any = {"mesh": mesh_named(options.mesh, devices), "batch": rows}
+    if not options.train:
         program = scoring_program(config, shape, quantize=options.quantize, **shared)
-    return compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=rows)
+        return compile_program(program, place, **named)
+
+    def of_training(remat: Remat) -> Plan:
+        program = training_program(config, shape, tuning=options.tuning or "full", remat=remat, **shared)
+        return replace(compile_program(program, place, **named), remat=remat)
+
+    return first_that_fits(of_training, options.remat)
+
+
+def first_that_fits(planned: Callable[[Remat], Planned], remat: str | None) -> Planned:
+    """Return the plan of a training step with this policy; "auto", the default, is `dots` if it fits, else `full`."""
+    if remat not in (None, "auto"):
+        return planned(cast(Remat, remat))
+    with_dots = planned("dots")
+    return with_dots if with_dots.fits else planned("full")
 
 
 def sweep(
@@ -222,6 +248,7 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
         "attention": program.attention,
         "tokens": program.tokens,
         "computed_tokens": program.computed_tokens,
+        "vain_pairs": program.vain_pairs,
     }
     traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()

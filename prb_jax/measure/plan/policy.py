@@ -29,7 +29,14 @@ from prb_jax.behaviour.rl.objective import (
 from prb_jax.behaviour.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.measure.plan.chips import PlanOptions, slice_of
-from prb_jax.measure.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
+from prb_jax.measure.plan.planner import (
+    Plan,
+    bytes_per_chip,
+    compile_program,
+    first_that_fits,
+    mesh_named,
+    shape_of,
+)
 from prb_jax.measure.plan.program import (
     PlannedProgram,
     accumulation,
@@ -39,7 +46,6 @@ from prb_jax.measure.plan.program import (
 )
 from prb_jax.measure.plan.sampling import sampling_program
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
-from prb_jax.models import REMAT
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
@@ -47,7 +53,7 @@ from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.named_shapes import read_model
 from prb_jax.platform.sharding import make_mesh, mesh_shape
-from prb_jax.training import PASSES, Tuning
+from prb_jax.training import Tuning, step_flops
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.stream_tables import round_up
@@ -68,6 +74,7 @@ class PolicyPlan:
     # compiled for one microbatch each: "place" (splits weights as drawing needs them; missing if the plan's mesh
     # does so already), "draw" (one token per rollout), "look", "update" and "score"
     programs: Mapping[str, Plan]
+    remat: str  # rematerialisation policy of the update
 
     @property
     def peak_bytes_per_chip(self) -> int:
@@ -99,6 +106,15 @@ def plan_policy(
       MeshError: an unknown topology, or a mesh that does not divide the chips, a model or the batch.
       CheckpointError: a configuration is unsupported.
     """
+    return first_that_fits(
+        lambda remat: _plan_policy(model, replace(options, remat=remat), reward=reward), options.remat
+    )
+
+
+def _plan_policy(
+    model: str | Path | DecoderConfig, options: PlanOptions, *, reward: str | Path | DecoderConfig | None
+) -> PolicyPlan:
+    """Return the plan with the policy of rematerialisation of the options."""
     place = slice_of(options)
     devices = make_mesh(options.mesh, devices=place.devices)
     shape = shape_of(options, batch=options.batch or mesh_shape(devices).batch_shards)
@@ -107,7 +123,7 @@ def plan_policy(
     check_shape(config, shape, devices)
     settings = PpoSettings(
         tuning=options.tuning or "lora",  # pyright: ignore[reportArgumentType] - checked by the settings
-        remat=options.remat or REMAT,  # pyright: ignore[reportArgumentType]
+        remat=options.remat,  # pyright: ignore[reportArgumentType]
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         rollout=RolloutSettings(n=shape.responses, max_new_tokens=shape.response_length),
         batch=RolloutBatchSettings(prompts=shape.batch),
@@ -140,6 +156,7 @@ def plan_policy(
         caches=caches,
         peaks=peaks,
         programs=plans,
+        remat=settings.remat,
     )
 
 
@@ -184,7 +201,7 @@ def _policy_programs(
     update = PlannedProgram(
         accumulate,
         arguments,
-        PASSES[settings.tuning] * trunks * streams.flops,
+        trunks * step_flops(streams.flops, streams.mixing_flops, tuning=settings.tuning),
         streams.steps,
     )
     return held, shared, {"look": look, "update": update}

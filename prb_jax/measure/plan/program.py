@@ -24,7 +24,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import is_pointwise, make_score_fn
 from prb_jax.platform.sharding import check_heads, mesh_shape, replicated
-from prb_jax.training import PASSES, Tuning
+from prb_jax.training import Tuning, step_flops
 from prb_jax.training.config import OptimizerSettings, TrainSettings
 from prb_jax.training.step import Sums, TrainState, TrainStep
 from prb_jax.training.train import make_reward_step
@@ -51,6 +51,7 @@ class PlannedProgram:
     computed_tokens: int = 0  # the same with padding
     # keys and values that a kernel reads on one chip; it reads some blocks more than once
     kernel_bytes: float = 0.0
+    vain_pairs: float | None = None  # see :class:`prb_jax.measure.plan.streams.PlannedStreams`
     named: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -126,7 +127,7 @@ def training_program(
     function, arguments = accumulation(step, state, frozen, streams.batch, streams.extras(mesh))
     forward = 2 if remat == "full" else 1
     read = (forward + _READ_BACKWARD) * streams.kernel_bytes
-    return _planned(function, arguments, replace(streams, kernel_bytes=read), chosen, passes=PASSES[tuning])
+    return _planned(function, arguments, replace(streams, kernel_bytes=read), chosen, tuning=tuning)
 
 
 def accumulation(
@@ -155,17 +156,21 @@ def _planned(
     streams: PlannedStreams,
     attention: StreamAttention,
     *,
-    passes: float = 1.0,
+    tuning: Tuning | None = None,
 ) -> PlannedProgram:
+    flops = streams.flops
+    if tuning is not None:
+        flops = step_flops(flops, streams.mixing_flops, tuning=tuning)
     return PlannedProgram(
         function,
         arguments,
-        passes * streams.flops,
+        flops,
         streams.steps,
         attention.name,
         tokens=streams.tokens,
         computed_tokens=streams.computed,
         kernel_bytes=streams.kernel_bytes,
+        vain_pairs=streams.vain_pairs,
     )
 
 

@@ -15,7 +15,7 @@ from prb_jax.models.attention.batched import steps_of_rounds
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layer_kinds import ATTENTION
-from prb_jax.models.flops import stream_flops
+from prb_jax.models.flops import mixing_flops, seen_pairs, stream_flops
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.platform.sharding import batch_sharding, mesh_shape
 from prb_jax.scoring.batching import stream_options
@@ -58,8 +58,12 @@ class PlannedStreams:
         float  # bytes of keys and values that a kernel reads in all layers of a forward pass, on one device
     )
     flops: float  # analytic, of a forward pass, on all devices together
+    mixing_flops: float  # the part in attention and recurrent states
     tokens: int  # of the trees; shared tokens count once
     computed: int  # tokens of all streams with padding
+    # share of a kernel's pairs of queries and keys that are computed in vain: they do not see each other, or a device
+    # waits for the busiest one; None for the XLA program
+    vain_pairs: float | None = None
 
     def extras(self, mesh: Mesh) -> Extras:
         """Return the loss inputs beside the batch, with shapes in place of arrays."""
@@ -134,9 +138,20 @@ def planned_streams(
         steps=steps,
         kernel_bytes=kernel_bytes,
         flops=stream_flops(batch, config, reads_only=reads_only),
+        mixing_flops=mixing_flops(batch, config),
         tokens=sum(stream.tokens for stream in packed),
         computed=batch.tokens.size,
+        vain_pairs=_vain_pairs(batch, config, mesh),
     )
+
+
+def _vain_pairs(batch: StreamBatch, config: DecoderConfig, mesh: Mesh) -> float | None:
+    table = batch.blocks
+    if not isinstance(table, StepTable) or (config.sliding_window and all(config.layer_windows)):
+        return None
+    counts = np.asarray(table.counts)[..., 0]
+    computed = float(counts.max()) * counts.size * table.block**2
+    return 1.0 - seen_pairs(batch) / computed
 
 
 def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float, float]:

@@ -20,10 +20,13 @@ def plan_table(plan: Plan, *, title: str) -> Group:
         "  arguments": _gib(plan.argument_bytes_per_chip),
         "  temporaries": _gib(plan.temp_bytes_per_chip),
         "attention": plan.attention,
+        **({"remat": plan.remat} if plan.remat else {}),
     }
     if plan.tokens:
         facts["tokens of the trees"] = f"{plan.tokens:,}, what they share once"
         facts["  computed, in streams"] = _padded(plan.computed_tokens, plan.tokens)
+    if plan.vain_pairs is not None:
+        facts["  pairs in vain, in the kernel"] = f"{100 * plan.vain_pairs:.1f} %"
     facts["FLOPs of a step"] = f"{plan.flops:.3g}"
     if plan.estimated_seconds is not None:
         facts["step, at best"] = _seconds(plan)
@@ -72,6 +75,7 @@ def policy_table(policy: PolicyPlan, *, title: str) -> Group:
     facts = [
         ("fits", "yes" if policy.fits else "no"),
         ("mesh, prompts", f"{policy.mesh}, {policy.batch}"),
+        ("remat", policy.remat),
         ("peak a chip", f"{_gib(policy.peak_bytes_per_chip)} of {room}"),
     ]
     held = [(part, _gib(size), policy.shared.get(part, "")) for part, size in policy.held.items()]

@@ -47,7 +47,7 @@ def score_stream(
       dtype: Dtype of activations.
       mesh: Mesh that splits activations; None for one device.
       lora_scale: Scale of adapter updates, if ``params`` contains adapters.
-      remat: Rematerialisation policy, one of :data:`REMAT_POLICIES`; see :func:`rematerialised`.
+      remat: Rematerialisation policy; see :func:`prb_jax.models.decoder_layer.rematerialised`.
       soft_prompts: Soft prompts, float [rows, S, D]. The first S ids of every conversation contain the index of a row,
         which replaces their embeddings (before Gemma's factor).
       differentiated: If True, gradients go through the layers.

@@ -101,7 +101,7 @@ def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
             np.testing.assert_allclose(seen.logprobs[row, k, : len(response)], expected, atol=1e-5)
             entropies.append(spread)
     np.testing.assert_array_equal(seen.logprobs, seen.reference)
-    ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
+    ((_, metrics, _),) = learner.updates(_with_scores(seen, learner), step=0)
     assert metrics["entropy"] == pytest.approx(np.concatenate(entropies).mean(), abs=1e-5)
 
 
@@ -122,13 +122,47 @@ def test_a_stream_of_many_reads_is_computed_block_by_block(
     monkeypatch.setattr("prb_jax.behaviour.rl.objective.decode_stream", decode)
     learner = started(folder, trees, tmp_path, algorithm="grpo", **STILL, **{"rollout.n": 6})
     seen = learner.look(Rollouts(trees, COLUMNS))
-    ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
-    assert len(kept) >= 3  # of the policy, the reference, and the policy in the update
+    ((_, metrics, logprobs),) = learner.updates(_with_scores(seen, learner), step=0)
+    assert logprobs is not None
+    assert (
+        len(kept) == 2
+    )  # of the reference, and of the policy in the update, which reads its log-probabilities
     assert sorted(set(kept)) == apart
     assert metrics["grad_norm"] > 0
     for row, one in enumerate(trees):
         for k in range(6):
-            np.testing.assert_allclose(seen.logprobs[row, k], theirs(model, one, k)[0], atol=1e-5)
+            np.testing.assert_allclose(logprobs[row, k], theirs(model, one, k)[0], atol=1e-5)
+
+
+def test_the_only_update_of_a_step_equals_the_first_of_two(policy: tuple[Any, Path], tmp_path: Path) -> None:
+    """It reads the log-probabilities of the rollouts itself, so the look has only the reference to compute."""
+    made, scores = [], np.random.default_rng(0).normal(size=(len(TREES), 2)).astype(np.float32)
+    for epochs in (1, 2):
+        rate = {"rollout.temperature": TEMPERATURE, "optimizer.learning_rate": 1e-3, "batch.tokens": 64}
+        given = {**rate, "batch.epochs": epochs, "rollout.n": 2}
+        learner = started(policy[1], TREES, tmp_path / str(epochs), algorithm="grpo", **given)
+        batch = learner.look(Rollouts(TREES, COLUMNS, scores=scores))
+        arrays = (scores, scores > 0, batch.lengths, batch.logprobs, batch.reference, batch.values)
+        credited = credit(*map(jnp.asarray, arrays), jnp.float32(0.1), settings=learner.settings)
+        first = next(learner.updates(replace(batch, credit=credited, kl=0.1), step=0))
+        made.append((batch, first, jax.tree.map(np.asarray, learner.params())))
+    (alone, only, changed), (seen, first, expected) = made
+    assert not alone.logprobs.any()
+    assert first.logprobs is None
+    assert only.logprobs is not None
+    np.testing.assert_allclose(alone.reference, seen.reference, atol=1e-6)
+    np.testing.assert_allclose(only.logprobs, seen.logprobs, atol=1e-5)
+    assert only.metrics.keys() == first.metrics.keys()
+    for name, value in first.metrics.items():
+        assert only.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    for ours, theirs in zip(jax.tree.leaves(changed), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(
+            ours, theirs, atol=2e-4
+        )  # a tenth of the rate: Adam divides by the gradient
+    read = replace(seen, reference=seen.reference - 0.5 * seen.mask)
+    numbers = read.kl_numbers()
+    assert numbers["kl_per_token"] == pytest.approx(0.5, abs=1e-5)
+    assert numbers["kl"] == pytest.approx(0.5 * read.lengths.mean(), rel=1e-5)
 
 
 def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:

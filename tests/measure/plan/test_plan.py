@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,7 +21,15 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, MeshError, RunError
 from prb_jax.measure.plan.chips import CHIPS, PlanOptions, Slice, describe_slice, parse_topology
 from prb_jax.measure.plan.costs import Collective
-from prb_jax.measure.plan.planner import Plan, _nothing_kept, needed_bytes, plan, roofline, sweep
+from prb_jax.measure.plan.planner import (
+    Plan,
+    _nothing_kept,
+    first_that_fits,
+    needed_bytes,
+    plan,
+    roofline,
+    sweep,
+)
 from prb_jax.measure.plan.program import executed_flops, scoring_program, training_program
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, drawn_trees, planned_streams
 from prb_jax.measure.plan.tables import plan_table, sweep_table
@@ -31,6 +40,7 @@ from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.named_shapes import read_model, shape_config
 from prb_jax.platform.sharding import make_mesh
+from prb_jax.training import step_flops
 from tests.measure.plan.tiny import CONFIG, GIB, MATRICES, TINY, needs_libtpu
 
 SHAPE: dict[str, Any] = {"prefix": 128, "responses": 2, "response_length": 64}
@@ -39,6 +49,7 @@ STREAM_KERNELS = {"stream_forward", "stream_by_query", "stream_by_key"}
 KEYS = {
     "fits", "chips", "peak_bytes_per_chip", "argument_bytes_per_chip", "temp_bytes_per_chip", "hbm_bytes_per_chip",
     "flops", "estimated_seconds", "estimated_mfu", "collectives", "compile_seconds", "tokens", "computed_tokens",
+    "vain_pairs",
 }  # fmt: skip
 KERNEL = StreamAttention("kernel", "steps")
 
@@ -84,6 +95,12 @@ def test_streams_by_hand(mesh: Mesh):
     pairs = 4 * tree - 2 * (128 * 129 // 2)
     by_hand = 2 * (2 * MATRICES * 928 + 4 * pairs * 4 * 64)
     assert planned.flops == by_hand * 3 / 2
+    assert planned.mixing_flops == 3 * 4 * pairs * 4 * 64
+    # of the three pairs of blocks; nothing else sees each other
+    assert planned.vain_pairs == pytest.approx(1 - pairs / (3 * 512**2))
+    assert (
+        step_flops(planned.flops, planned.mixing_flops, tuning="lora") == by_hand * 3 + planned.mixing_flops
+    )
     last = 2 * 256 * (2 * 128 * 928 + (2 * 256 + 3 * 512) * 8) + 4 * 8 * 232 * 4 * 64
     assert packed(shape, mesh, reads_only=True).flops == by_hand + last
 
@@ -112,6 +129,21 @@ def test_the_steps_are_those_of_the_device_with_the_most_of_them(mesh: Mesh):
     )
     assert alone.batch.tokens.shape == split.batch.tokens.shape == (1, 16_384)
     assert alone.steps == 32 * 33 / 2 == 4 * split.steps
+
+
+@pytest.mark.parametrize(
+    ("asked", "fitting", "planned"),
+    [(None, "dots full", ["dots"]), ("auto", "full", ["dots", "full"]), ("none", "", ["none"])],
+)
+def test_products_are_recomputed_only_if_a_step_does_not_fit(asked: Any, fitting: str, planned: list[str]):
+    tried: list[str] = []
+
+    def compiled(remat: str) -> Any:
+        tried.append(remat)
+        return SimpleNamespace(fits=remat in fitting.split(), remat=remat)
+
+    assert first_that_fits(compiled, asked).remat == planned[-1]
+    assert tried == planned
 
 
 @pytest.fixture
