@@ -75,7 +75,7 @@ def parser(only: str | None = None) -> Parser:
                 add, run = functions_of(name)
                 sub.set_defaults(run=run, parser=sub)
                 add(sub)
-                about = "module, or file, that registers plug-ins; may be repeated"
+                about = "Module, or file, that registers plug-ins; may be repeated"
                 sub.add_argument(
                     "--import", dest="imports", action="append", default=[], metavar="MODULE", help=about
                 )

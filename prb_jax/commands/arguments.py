@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
+from prb_jax.commands.help_pages import ENDPOINT, JUDGES, Formatter, HelpAll, help_page
 from prb_jax.errors import printable
 from prb_jax.models.readouts.load_options import IMPLICIT
 from prb_jax.records.options import Option, from_flat, options_of
@@ -36,10 +37,17 @@ class Parser(argparse.ArgumentParser):
     Attributes:
       needed: Names of required options that a config file may contain instead.
       made: Functions by parameter name; each makes the parameter's value from a command line's options, see `fields`.
+      titles: Groups of the help page by destination, where they differ from `help_pages.GROUPS`.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **options})
+        if " " in self.prog:
+            about = "Explain every option"
+            self.add_argument(
+                "--help-all", action=HelpAll, nargs=0, dest="help", default=argparse.SUPPRESS, help=about
+            )
+        self.titles: dict[str, str] = {}
         self.needed: tuple[str, ...] = ()
         self.made: dict[str, Callable[[argparse.Namespace], Any]] = {}
         self._intermixed = False
@@ -67,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         """
         several = spec.rstrip("]").endswith(" ...")
         name, _, metavar = spec.strip("[]").removesuffix(" ...").partition(" ")
+        about = about[:1].upper() + about[1:]
         if not name.startswith("-"):
             more["nargs"] = {"[": "*" if several else "?"}.get(spec[0], "+" if several else None)
             name, metavar = more.pop("dest", name.lower()), name
@@ -86,7 +95,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, metavar=words, default=default, help=about, **more)
 
     def fields(
-        self, kind: type, names: str = "", *, without: str = "", make: str = "", **changes: Mapping[str, Any]
+        self,
+        kind: type,
+        names: str = "",
+        *,
+        without: str = "",
+        make: str = "",
+        title: str = "",
+        **changes: Mapping[str, Any],
     ) -> None:
         """Add flags for the options of a dataclass and its sections; their fields define the flags.
 
@@ -95,6 +111,7 @@ class Parser(argparse.ArgumentParser):
           names: Option names separated by blanks; default: all.
           without: Names of options that get no flag.
           make: Parameter for which `call` passes the dataclass made from the flags.
+          title: Group of the flags on the help page, if `help_pages.GROUPS` does not name it.
           changes: Attributes of :class:`prb_jax.records.options.Option` that differ for this verb, by option name.
         """
         known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
@@ -107,8 +124,11 @@ class Parser(argparse.ArgumentParser):
             shown = option.shown or ("" if no_value else "N" if is_number else "TEXT")
             more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
             number = number_type(option, of_value) if is_number else None
+            flag = option.flag or name.replace("_", "-")
+            if title:
+                self.titles[flag.replace("-", "_")] = title
             self.option(
-                f"--{option.flag or name.replace('_', '-')} {shown}".rstrip(),
+                f"--{flag} {shown}".rstrip(),
                 option.meaning,
                 several(number) if number and "," in shown else number,
                 default=list(option.default) if isinstance(option.default, tuple) else option.default,
@@ -154,7 +174,8 @@ class Parser(argparse.ArgumentParser):
         """Add the options of a language model behind an endpoint, which `call` passes as `endpoint`."""
         from prb_jax.scoring.remote.options import EndpointOptions, endpoint_options
 
-        self.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
+        options = "url model concurrency prices length_field no_temperature"
+        self.fields(EndpointOptions, options, title=ENDPOINT)
         names = ("price", "concurrency", "length_field", "no_temperature")
         self.made["endpoint"] = lambda options: endpoint_options(
             options.endpoint, options.model, **{name: getattr(options, name) for name in names}
@@ -172,6 +193,7 @@ class Parser(argparse.ArgumentParser):
         self.fields(
             JudgeOptions,
             OF_JUDGES,
+            title=JUDGES,
             template={"meaning": "Template of judge:MODEL, see `prb judge`"},
             top_logprobs={"meaning": "Log-probabilities of judge:URL#NAME, see `prb judge`"},
             pairing={"meaning": pairing},
@@ -224,6 +246,14 @@ class Parser(argparse.ArgumentParser):
             few = len(action.choices) <= _FEW_VERBS
             self.error(f"unknown verb {value!r}{hint or (f'; expected one of {known}' if few else '')}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
+
+    def format_help(self) -> str:
+        """Return the page of `--help`."""
+        return self.page()
+
+    def page(self, *, everything: bool = False) -> str:
+        """Return the help page; if ``everything``, explain the rare options of a long page too."""
+        return help_page(self, self.usage or self._short_usage(), self.titles, self.needed, everything)
 
     def _short_usage(self) -> str:
         words = [self.prog]

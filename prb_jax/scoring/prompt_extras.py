@@ -63,7 +63,7 @@ class PromptExtras:
     )
     history: Data | None = option(
         None,
-        "labelled comparisons that --shots takes them from (default: earlier comparisons in the data)",
+        "labelled comparisons for --shots (default: earlier comparisons in the data)",
         "NAME_OR_PATH ...",
     )
     aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")

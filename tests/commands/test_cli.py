@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -61,31 +60,6 @@ def test_limit_is_for_testing_only_and_says_so(evaluate, capsys):
     assert "limit: 2 -> null" in capsys.readouterr().err
     assert evaluate(model="baseline:best") == 2
     assert "unknown baseline 'baseline:best'" in capsys.readouterr().err
-
-
-def test_help_shows_the_first_steps_and_groups_every_verb(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    shown = capsys.readouterr().out
-    first = re.findall(r"^  prb (\S+)", shown, re.MULTILINE)
-    assert first == ["quickstart", "evaluate", "report", "compare", "train"]
-    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == list(cli.VERBS)
-    for verb in (verb for verbs in cli.VERBS.values() for verb in verbs):
-        assert len(re.findall(rf"^  {verb}(?: |$)", shown, re.MULTILINE)) == 1, verb
-
-
-@pytest.mark.parametrize(
-    ("verb", "usage"),
-    [
-        ("train", "prb train CONFIG [KEY=VALUE ...] --out DIR [options]"),
-        ("evaluate", "prb evaluate MODEL --data NAME_OR_PATH ... --out DIR [options]"),
-        ("judge", "prb judge [MODEL] --data NAME_OR_PATH ... --out DIR [options]"),
-    ],
-)
-def test_the_usage_says_what_is_needed(verb, usage, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([verb, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: {usage}\n")
 
 
 def test_methods_are_listed(capsys):

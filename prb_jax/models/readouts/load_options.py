@@ -26,7 +26,7 @@ class LoadOptions:
     mesh: str | Mesh | None = option(
         None, "mesh axes and sizes, e.g. fsdp=4,tensor=2 (default: all devices)", "M"
     )
-    dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
+    dtype: str | None = option(None, "type of the weights (default: the checkpoint's)", choices=DTYPES)
     quantize: str | None = option(
         None,
         "eight-bit format of the layers' matrices; int8 and fp8 also quantise activations",
