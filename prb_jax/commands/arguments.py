@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.commands.help_pages import ENDPOINT, JUDGES, Formatter, HelpAll, help_page
+from prb_jax.commands.values import Listed, not_negative, number_type, positive, separated
 from prb_jax.errors import printable
 from prb_jax.models.readouts.load_options import IMPLICIT
-from prb_jax.records.options import Option, from_flat, options_of
+from prb_jax.records.options import from_flat, options_of
 from prb_jax.scoring import HISTORY
 
 if TYPE_CHECKING:
@@ -60,17 +61,20 @@ class Parser(argparse.ArgumentParser):
         *,
         default: Any = None,
         extend: bool = True,
+        commas: bool = False,
         **more: Any,
     ) -> None:
         """Add an argument.
 
         Args:
           spec: Usage text: "--flag" for no value, "--flag VALUE", "--flag LOW HIGH" for two values, "--flag VALUE ..."
-            for several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
+            for several, "--flag A,B" for several with commas or blanks between them, "NAME", "[NAME]" and "NAME ..."
+            for words without a flag.
           about: Help text; the default is appended.
           kind: Function that converts a text to the value.
           default: Value if the argument is missing.
           extend: If True, a flag of several values without a default may be repeated, and the values add up.
+          commas: If True, commas may separate the values of "--flag VALUE ..." too.
           more: Other arguments of argparse.
         """
         several = spec.rstrip("]").endswith(" ...")
@@ -82,6 +86,9 @@ class Parser(argparse.ArgumentParser):
         elif not metavar and "choices" not in more:
             self.add_argument(name, action="store_true", help=about)
             return
+        elif commas or "," in metavar:
+            kind = separated(kind)
+            more |= {"nargs": "+", "action": Listed}
         elif several:
             more |= {"nargs": "+", **({"action": "extend"} if extend and not default else {})}
         elif " " in metavar:
@@ -124,13 +131,15 @@ class Parser(argparse.ArgumentParser):
             shown = option.shown or ("" if no_value else "N" if is_number else "TEXT")
             more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
             number = number_type(option, of_value) if is_number else None
+            commas = bool(is_number or option.choices) and shown.endswith(" ...")
             flag = option.flag or name.replace("_", "-")
             if title:
                 self.titles[flag.replace("-", "_")] = title
             self.option(
                 f"--{flag} {shown}".rstrip(),
                 option.meaning,
-                several(number) if number and "," in shown else number,
+                number,
+                commas=commas,
                 default=list(option.default) if isinstance(option.default, tuple) else option.default,
                 **more,
             )
@@ -239,6 +248,10 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(value, list):
+            for one in value:
+                self._check_value(action, one)
+            return
         if action.choices is None or value in action.choices:
             return
         known, hint = ", ".join(map(str, action.choices)), _hint(str(value), map(str, action.choices))
@@ -291,42 +304,6 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
             flag, equals, value = argument.partition("=")
             spelled[position] = flag.replace("_", "-") + equals + value
     return spelled
-
-
-def number_type(option: Option, kind: type = int) -> Callable[[str], Any]:
-    """Return a function that converts a text to a number within an option's bounds."""
-    whole = kind is int
-    words = {1: "a number above 0", 0: "0 or more"} if whole and option.most is option.below is None else {}
-    expected = words.get(-1 if option.least is None else int(option.least), option.bounds)
-
-    def number(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            what = "a whole number" if whole else "a number"
-            raise argparse.ArgumentTypeError(f"expected {what}, found {text!r}") from None
-        if not option.allows(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
-        return value
-
-    return number
-
-
-positive = number_type(Option(least=1))
-not_negative = number_type(Option(least=0))
-
-
-def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return a function that converts comma-separated numbers, e.g. "1,5,15"."""
-
-    def numbers(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(number(part) for part in text.split(","))
-        except argparse.ArgumentTypeError as error:
-            expected = f"expected numbers, e.g. 1,5,15, found {text!r}"
-            raise argparse.ArgumentTypeError(f"{error}; {expected}") from None
-
-    return numbers
 
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
-from prb_jax.commands.arguments import Parser, chosen, not_negative, with_columns
+from prb_jax.commands.arguments import Parser, chosen, with_columns
 from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative
 from prb_jax.errors import RunError, printable
 from prb_jax.platform.processes.sharing import on_first_process, process_index
 from prb_jax.records.benchmarks import NAMES
@@ -44,7 +45,7 @@ def add(sub: Parser) -> None:
         f"{options_of(EvaluateOptions)['view.profile_posts'].meaning}; several numbers give one run each, and a plot "
         "of accuracy by posts",
         not_negative,
-        extend=False,
+        commas=True,
     )
     sub.fields(EvaluateOptions, without="profile_posts")
     sub.option(

@@ -227,7 +227,8 @@ class Formatter(argparse.HelpFormatter):
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if action.nargs in ("+", "*"):
-            return f"{self._metavar_formatter(action, default_metavar)(1)[0]} ..."
+            metavar = self._metavar_formatter(action, default_metavar)(1)[0]
+            return metavar if "," in metavar else f"{metavar} ..."
         return super()._format_args(action, default_metavar)
 
 

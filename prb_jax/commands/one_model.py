@@ -4,17 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-from prb_jax.commands.arguments import (
-    REWARD_MODEL,
-    Parser,
-    asked_judge,
-    call,
-    chosen,
-    given_flags,
-    not_negative,
-    positive,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, asked_judge, call, chosen, given_flags
 from prb_jax.commands.process import hide_torch, print_table, start
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions

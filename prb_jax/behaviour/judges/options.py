@@ -45,7 +45,8 @@ class JudgeOptions:
         "prompts of the judge. default: both orders; paper: one order by a seeded coin, a reply without a verdict "
         "counts as A; score: a separate number for each response; ranking: the best of all responses, as on "
         "RewardBench 2; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); paper-score, "
-        "paper-rubric: the same with the prompts of Personalised RewardBench; others: the format of a generative reward model",
+        "paper-rubric: the same with the prompts of Personalised RewardBench; others: the "
+        "formats of generative reward models",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
