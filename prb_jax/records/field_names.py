@@ -6,11 +6,11 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prb_jax.errors import DataError, PrbWarning, quote
+from prb_jax.errors import DataError, PrbWarning, listed, quote
 from prb_jax.records.conversation import CONTEXT_FIELDS, UNREAD_FIELDS, is_empty
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, as_record
 
@@ -102,6 +102,25 @@ class FieldNames:
 
 
 RECORD: Final = FieldNames()  # no mapped columns
+
+_CONTENTS: Final = frozenset(("question", "prompt", "chosen", "rejected", "responses", *LAYOUT_COLUMNS))
+
+
+def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
+    """Check that a table has a column of prompts or responses; `wanted` are the columns to read, None for all.
+
+    Raises:
+      DataError: It has none; the message names its columns.
+    """
+    if wanted is None or any(
+        wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
+    ):
+        return
+    raise DataError(
+        f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
+        "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "
+        '"DATA?question=COLUMN&chosen=COLUMN" in Python and configs'
+    )
 
 
 _REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"

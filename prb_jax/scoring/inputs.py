@@ -267,3 +267,14 @@ def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None,
             PrbWarning,
             stacklevel=2,
         )
+
+
+def warn_of_cuts(cut: int, total: int, name: str) -> None:
+    """Warn a Python caller that comparisons were too long for the model, so a part of their text was left out."""
+    if cut:
+        warnings.warn(
+            f"{name}: {cut:,} of {counted(total, 'comparison')} did not fit the maximum length, so the model saw only "
+            "a part of the profile or prompt; max_length sets the limit, and fewer profile_posts make prompts shorter",
+            PrbWarning,
+            stacklevel=4,
+        )

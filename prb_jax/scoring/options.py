@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, short_repr
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.options import option, section
 from prb_jax.records.writing import refuse_file
@@ -67,6 +67,8 @@ class EvaluateOptions:
     part: str | None = option(
         None, "score only the I-th of N parts, as one of N jobs; `prb merge` joins them into one run", "I/N"
     )
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.out is not None:

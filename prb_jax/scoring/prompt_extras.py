@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.items import Held
@@ -67,6 +67,8 @@ class PromptExtras:
         "NAME_OR_PATH ...",
     )
     aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")
+
+    __repr__ = short_repr
 
     @property
     def given(self) -> tuple[str, ...]:

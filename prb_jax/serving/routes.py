@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import quote
+from prb_jax.errors import listed, quote
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Message
 from prb_jax.records.conversation import Messages, from_json, refuse_extras, split_response
@@ -76,6 +76,10 @@ def _one_score(scores: Sequence[Score], model: str) -> Any:
 
 
 def _score_documents(body: Body) -> ScoreRequest:
+    if body.get("documents") is None and body.get("text_2") is None:
+        expected = "missing; expected 'response_text' with 'query', or 'documents' with 'queries'"
+        given = listed([quote(name) for name in body], most=8) or "no fields"
+        checks.fail(body.where, "response_text", f"{expected}, found {given}")
     documents = fields.responses(body, "documents", "text_2")
     queries = fields.prompts(body, "queries", "text_1", "query", count=len(documents))
     return ScoreRequest(

@@ -14,6 +14,7 @@ import prb_jax
 from prb_jax import PrbError, cli
 from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import keywords
+from prb_jax.models.readouts.load_options import LoadChoices
 from prb_jax.personal.few_shot.registry import METHODS
 from tests.json_lines import write_lines
 from tests.plain_process import ROOT, prb, prb_command
@@ -146,7 +147,8 @@ def test_a_verb_is_two_functions_of_its_file():
         (
             "evaluate",
             "evaluate",
-            {"columns", "rendered", "no_progress", "distributed", "config", "no_reference"},
+            {"columns", "rendered", "no_progress", "distributed", "config", "no_reference"}
+            | LoadChoices.__annotations__.keys(),
         ),
         ("correlate", "correlate", set()),
         ("convert", "convert", {"data", "to", "profile_posts", "out"}),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prb_jax.behaviour.judges.formats import GENERATIVE, GenerativeModel, find_generative
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.options import option, section
 from prb_jax.records.reading import parse_json
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
@@ -120,6 +120,8 @@ class JudgeOptions:
     )
     seed: int = option(0, "seed of --controls swap, drawn replies, knock-outs and rankings", least=0)
     max_length: int | None = option(None, "longest conversation of a MODEL, in tokens", "L", least=1)
+
+    __repr__ = short_repr
 
     @property
     def posts(self) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from prb_jax.errors import DataError, counted, first_line, listed, quote
+from prb_jax.platform.hub import connection_fault, hub_or_copies
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
 from prb_jax.records.conversation import without_padding
@@ -357,13 +358,14 @@ def _load(name: str, config: str, *, split: str, columns: FieldNames | None, pla
 def _loading(name: str) -> Iterator[None]:
     """One line for whatever ``datasets`` finds wrong."""
     try:
-        yield
+        with hub_or_copies():
+            yield
     except DataError:
         raise
     except ConnectionError as error:
         raise DataError(
-            f"{name}: no such file or folder, and the hub cannot be reached ({_reason(error)}); "
-            "without a network, give the folder of a downloaded copy"
+            f"{name}: no such file or folder, no copy in the hub's cache, and the hub cannot be reached "
+            f"({connection_fault() or _reason(error)}); without a network, name the folder of a downloaded copy"
         ) from error
     except Exception as error:  # readers raise many types of errors; the chain keeps the details
         raise DataError(f"{name}: cannot be read as a data set: {_reason(error)}") from error
