@@ -151,7 +151,7 @@ def _localise(options: argparse.Namespace) -> None:
     verb = options.words[0]
     if verb == "audit" and "folder" in given:
         raise RunError(
-            f"audit: {options.folder}: its judgements are a database that needs a local file system: give a local "
+            f"audit: {options.folder}: its judgements are a database, which needs a local file system: use a local "
             "folder, and copy its exports"
         )
     if options.distributed and verb in ("train", "ppo") and "out" in given:

@@ -71,7 +71,7 @@ def run_prepare(options: argparse.Namespace) -> None:
 
     others = given_flags(options) - {"--data", "--columns", "--rendered", "--split", "--out"}
     if options.model is None and others:
-        raise RunError(f"{min(others)}: is about the tokens of a model, and needs --model")
+        raise RunError(f"{min(others)}: is only for the tokens of a model: it requires --model")
     options.data = [with_columns(source, options) for source in options.data]
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []

@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 def _compares(options: argparse.Namespace) -> bool:
     """Return True if the unquantised model also scores the same rows, for comparison of the two runs."""
     if options.quantize is None and options.no_reference:
-        raise RunError("--no-reference: is about a quantised model: it requires --quantize")
+        raise RunError("--no-reference: requires --quantize")
     if options.quantize is not None and not options.no_reference and len(options.profile_posts or ()) > 1:
         raise RunError(
             "--profile-posts: several numbers score only the quantised model: add --no-reference to --quantize"

@@ -291,7 +291,7 @@ def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], w
     for name in ("question", *CONTEXT_FIELDS):
         if not is_empty(row.get(name)):
             fields.fail(
-                where, name, "given beside 'rendered'; rendered texts are 'prompt' and responses alone"
+                where, name, "given beside 'rendered'; a rendered record has only 'prompt' and responses"
             )
     return rendered_prompt(row.get("prompt"), responses, where)
 

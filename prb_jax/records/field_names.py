@@ -87,9 +87,9 @@ class FieldNames:
         for name, column in self.columns.items():
             if name not in _KNOWN:
                 expected = f"expected FIELD=COLUMN with a field of a record: {', '.join(RECORD_FIELDS)}"
-                raise DataError(f"columns: {quote(name)} is no field; {expected}")
+                raise DataError(f"columns: {quote(name)} is not a field; {expected}")
             if column in _KNOWN:
-                raise DataError(f"columns: {name}={column}: {quote(column)} is a field of a record by itself")
+                raise DataError(f"columns: {name}={column}: {quote(column)} is itself a field of a record")
 
     def __contains__(self, name: object) -> bool:
         """Return True if a column is read."""
@@ -173,9 +173,9 @@ class FieldMapper:
             elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
                 self._told.add(column)
                 warnings.warn(
-                    f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
-                    f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
-                    "does the same)",
+                    f"{self._source}: {quote(column)} is not a field of a record, so it is not read; to read it as "
+                    f"{name!r}, add '?{name}={column}' to the name of the data (on the command line, --columns "
+                    f"{name}={column})",
                     PrbWarning,
                     stacklevel=2,
                 )

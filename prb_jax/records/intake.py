@@ -183,7 +183,7 @@ def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyTyp
         first = [ascii(name) + (f" ({places[name]})" if name in places else "") for name in alike[0][:2]]
         count = sum(map(len, alike))
         warnings.warn(
-            f"field 'user_id': {count:,} names differ from another one by Unicode form or white space alone, and are "
+            f"field 'user_id': {count:,} names differ from another one only by Unicode form or white space, and are "
             f"counted as {count:,} users, not {len(alike):,}: {' and '.join(first)}",
             PrbWarning,
             stacklevel=2,

@@ -180,7 +180,7 @@ def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: s
 def refuse_given(given: Mapping[str, Any], decided: str) -> None:
     """Raise RunError for given options without effect; `decided` is the reason."""
     if named := [name for name, value in given.items() if value is not None]:
-        raise RunError(f"{', '.join(named)}: {decided}: leave out here")
+        raise RunError(f"{', '.join(named)}: {decided}; remove {'it' if len(named) == 1 else 'them'}")
 
 
 def optional_type(hint: Any) -> Any:

@@ -310,5 +310,5 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if not folders:
         return read_inputs(history).comparisons
     if len(parts) > 1:
-        raise RunError(f"history: {folders[0]} holds states of people: give it alone")
+        raise RunError(f"history: {folders[0]} contains user states, so it must be the only history")
     return folders[0]

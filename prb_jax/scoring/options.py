@@ -78,7 +78,7 @@ class EvaluateOptions:
             get("parts", "parse").value(self.part)
             if self.out is None or self.wandb is not None:
                 raise RunError(
-                    "part: needs out, a folder for its rows; wandb: is for the whole run: leave it out"
+                    "part: requires out, a folder for its rows, and no wandb, which is for the whole run"
                 )
 
     @property

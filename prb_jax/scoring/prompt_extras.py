@@ -86,7 +86,7 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
     if options.shots < 0:
         raise RunError(f"--shots: expected 0 or more, found {options.shots}")
     if options.history is not None and not options.shots:
-        raise RunError("--history: says where earlier comparisons are taken from: give --shots K too")
+        raise RunError("--history: requires --shots K")
     if not options.given:
         return inputs
     comparisons = list(inputs.comparisons)
@@ -102,7 +102,7 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
         texts, origin = read()
         missing = texts.count(None)
         if missing == len(texts):
-            raise RunError(f"--{name}: there is nothing to tell of any of the {len(texts)} comparisons")
+            raise RunError(f"--{name}: no hint is available for any of the {len(texts)} comparisons")
         hints[name] = origin | {"without": missing}
         for section, text in zip(sections, texts, strict=True):
             section += [] if text is None else [f"{heading}\n\n{text}"]
@@ -158,8 +158,8 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
             )
         if row["asked"] != asked_digest(comparison):
             raise DataError(
-                f"{folder}: the aspects of comparison {quote(comparison.id)} are of another question or profile: the "
-                "data changed since"
+                f"{folder}: the aspects of comparison {quote(comparison.id)} belong to another question or "
+                "profile: the data changed since"
             )
         texts.append(row["text"].strip() or None)
     contents = "\n".join(

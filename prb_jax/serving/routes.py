@@ -179,7 +179,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
             checks.fail(label.where, name, "is shown with a question: expected 'question' beside it")
         return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
     if not isinstance(prompt, str) or not text.startswith(prompt):
-        about = "expected the beginning of the query, behind which its response stands"
+        about = "expected the beginning of the query, which the response follows"
         checks.fail(WHERE, f"prompts[{k}]", about)
     response = without_end_marks(text[len(prompt) :])
     messages = fields.prompt(question, f"labels[{k}].question")

@@ -299,7 +299,7 @@ def _readable(
         if finite.any():
             readable.append(prompt.at(np.flatnonzero(finite)))
     if not readable:
-        raise DataError("no sample has a number of every judge: their replies could not be read")
+        raise DataError("no sample has a rating by every judge, because their replies could not be read")
     return readable, known, unread
 
 

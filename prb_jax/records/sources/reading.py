@@ -107,8 +107,8 @@ def find_comparisons(
         return stored
     if sum(map(unpacked_size, files)) > lines.HELD:
         raise DataError(
-            f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
-            f"`prb prepare --data {source} --split {split} --out DIR` once, and give DIR in its place"
+            f"{source}: too large for memory, and raw files have no random access: run `prb prepare --data {source} "
+            f"--split {split} --out DIR` once, and use DIR instead"
         )
     return Held(each_comparison(source, subset=subset, split=split, limit=limit))
 
@@ -212,9 +212,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         opened = _resolve(match["source"], split=split)
         if not opened.has_columns:
-            raise DataError(
-                f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
-            )
+            raise DataError(f"{source}: columns can be mapped only in files, folders and hub data sets")
         parts = match["columns"].split("&")
         columns = dict(part.split("=", 1) for part in parts if "=" in part)
         return replace(opened, columns=FieldNames(columns, rendered="rendered" in parts))
@@ -228,7 +226,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     elif colon:
         opened = _at(place)
         if opened.benchmark not in (None, name):
-            raise DataError(f"{source}: holds the benchmark {quote(opened.benchmark)}")
+            raise DataError(f"{source}: contains the benchmark {quote(opened.benchmark)}")
         opened = replace(opened, benchmark=name)
     else:
         opened = get("sources", "published").value(name)
