@@ -110,7 +110,7 @@ class _Quoting(reprlib.Repr):
 
     def repr1(self, x: object, level: int) -> str:
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        if shape and dtype is not None:
+        if shape and dtype is not None and not isinstance(x, type):
             return f"{dtype}[{', '.join(map(str, shape))}]"
         return super().repr1(x, level)  # pyright: ignore[reportArgumentType]
 

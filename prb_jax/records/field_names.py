@@ -103,11 +103,23 @@ class FieldNames:
 
 RECORD: Final = FieldNames()  # no mapped columns
 
-_CONTENTS: Final = frozenset(("question", "prompt", "chosen", "rejected", "responses", *LAYOUT_COLUMNS))
+_CONTENTS: Final = frozenset(
+    (
+        "question",
+        "prompt",
+        "chosen",
+        "rejected",
+        "responses",
+        "labels",
+        "profile",
+        "rubric_aspects",
+        "narrative",
+    )
+) | frozenset(LAYOUT_COLUMNS)
 
 
 def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
-    """Check that a table has a column of prompts or responses; `wanted` are the columns to read, None for all.
+    """Check that a table has a column with contents of a comparison; `wanted` are the columns to read, None for all.
 
     Raises:
       DataError: It has none; the message names its columns.

@@ -78,7 +78,10 @@ def test_columns_are_mapped(data, request):
     ("columns", "message"),
     [
         ("user_id=voter", "x.jsonl: columns: user_id=voter: no field 'voter' in any record"),
-        ("uid=user", "columns: 'uid' is no field; expected FIELD=COLUMN with a field of a record: id, quest"),
+        (
+            "uid=user",
+            "columns: 'uid' is not a field; expected FIELD=COLUMN with a field of a record: id, quest",
+        ),
         ("user_id=id", "columns: user_id=id: 'id' is itself a field of a record"),
         ("question=user", "x.jsonl:1: field 'question': given beside 'user', which is mapped to it"),
     ],

@@ -30,5 +30,5 @@ def test_the_same_files_again_are_finished_already(
     assert not one.exists()
     write_once({one: b"1", two: b"3"}, replace=True)
     assert two.read_bytes() == b"3"
-    with pytest.raises(RunError, match="new: is there already"):
+    with pytest.raises(RunError, match="new: exists already"):
         write_once({tmp_path / "new": b"1"})

@@ -68,8 +68,9 @@ def test_a_dtype_may_be_the_type_of_numpy_or_jax(model):
     assert prb.TrainSettings(dtype=jnp.float32).dtype == "float32"  # pyright: ignore[reportArgumentType]
     result = prb.evaluate(str(model), ROWS, dtype=jnp.float32, progress=False)
     assert result.summary["n"] == 3
-    with pytest.raises(prb.CheckpointError, match="expected float32 or bfloat16, found"):
-        prb.load(model, dtype=jnp.int32)
+    for dtype in (jnp.int32, np.float16, "float16"):
+        with pytest.raises(prb.CheckpointError, match="expected float32 or bfloat16, found"):
+            prb.load(model, dtype=dtype)
 
 
 def test_a_file_given_as_comparisons_names_the_function_that_reads_it(rm, tmp_path):

@@ -145,7 +145,7 @@ def test_what_cannot_be_ranked(tmp_path, capsys):
     for source, place, error, message in (
         (data, out, DataError, r"x\.jsonl:2: field 'profile\[0\].text': missing"),
         (data, tmp_path / "out.txt", RunError, r"out\.txt: expected a name ending in \.jsonl"),
-        (data, data, RunError, "is there already"),
+        (data, data, RunError, "exists already"),
         (good, good / "out.jsonl", RunError, "cannot write"),
     ):
         with pytest.raises(error, match=message):
