@@ -43,7 +43,7 @@ first steps:
   prb train bt_profile_context model=MODEL data=pairs.jsonl --out runs/mine
 
 {verbs}
-`prb VERB --help` explains the arguments of a verb; `prb --version` prints the version.
+`prb VERB --help` explains a verb, and `--help-all` its rare options too; `prb --version` prints the version.
 """
 
 
