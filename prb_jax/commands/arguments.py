@@ -275,7 +275,8 @@ class Parser(argparse.ArgumentParser):
             shown = action.metavar if isinstance(action.metavar, str) else choices
             if not action.option_strings:
                 optional = action.nargs in ("?", "*") and action.dest not in self.needed
-                words.append(f"[{shown}{' ...' if action.nargs == '*' else ''}]" if optional else shown)
+                shown += " ..." if action.nargs in ("*", "+") else ""
+                words.append(f"[{shown}]" if optional else shown)
             elif action.required or action.dest in self.needed:
                 words.append(f"{action.option_strings[0]} {shown}{' ...' if action.nargs == '+' else ''}")
         return " ".join([*words, "[options]"])

@@ -56,6 +56,7 @@ def test_help_shows_the_first_steps_and_groups_every_verb(capsys):
     [
         ("train", "prb train CONFIG [KEY=VALUE ...] --out DIR [options]"),
         ("evaluate", "prb evaluate MODEL --data NAME_OR_PATH ... --out DIR [options]"),
+        ("merge", "prb merge PART ... --out DIR [options]"),
         ("judge", "prb judge [MODEL] --data NAME_OR_PATH ... --out DIR [options]"),
     ],
 )
