@@ -118,7 +118,7 @@ def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw
     (tmp_path / "summary.json").write_text("{}")
     hints, facts = told(data, aspects=place)
     assert ("- short" in str(hints[0]), hints[1], facts["aspects"]["without"]) == (True, None, 1)
-    with pytest.raises(DataError, match="of another question or profile"):
+    with pytest.raises(DataError, match="belong to another question or profile"):
         told([record(0, question="New?"), record(1)], aspects=place)
     with pytest.raises(DataError, match="has no aspects of comparison 'c9'"):
         told([record(9)], aspects=place)
