@@ -43,7 +43,7 @@ first steps:
   prb train bt_profile_context model=MODEL data=pairs.jsonl --out runs/mine
 
 {verbs}
-`prb VERB --help` explains the arguments of a verb; `prb --version` prints the version.
+`prb VERB --help` explains a verb, and `--help-all` its rare options too; `prb --version` prints the version.
 """
 
 
@@ -75,7 +75,7 @@ def parser(only: str | None = None) -> Parser:
                 add, run = functions_of(name)
                 sub.set_defaults(run=run, parser=sub)
                 add(sub)
-                about = "module, or file, that registers plug-ins; may be repeated"
+                about = "Module, or file, that registers plug-ins; may be repeated"
                 sub.add_argument(
                     "--import", dest="imports", action="append", default=[], metavar="MODULE", help=about
                 )
@@ -151,7 +151,7 @@ def _localise(options: argparse.Namespace) -> None:
     verb = options.words[0]
     if verb == "audit" and "folder" in given:
         raise RunError(
-            f"audit: {options.folder}: its judgements are a database that needs a local file system: give a local "
+            f"audit: {options.folder}: its judgements are a database, which needs a local file system: use a local "
             "folder, and copy its exports"
         )
     if options.distributed and verb in ("train", "ppo") and "out" in given:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 QUOTED = 200  # maximum characters of a value in a message
 
@@ -109,7 +110,7 @@ class _Quoting(reprlib.Repr):
 
     def repr1(self, x: object, level: int) -> str:
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        if shape and dtype is not None:
+        if shape and dtype is not None and not isinstance(x, type):
             return f"{dtype}[{', '.join(map(str, shape))}]"
         return super().repr1(x, level)  # pyright: ignore[reportArgumentType]
 
@@ -143,9 +144,28 @@ def listed(names: Sequence[str], *, most: int = 3) -> str:
 
 
 def short_repr(self: object) -> str:
-    """Return a short ``__repr__`` for a large dataclass: each field quoted, at most `REPR_LENGTH` characters."""
-    fields = [field for field in dataclasses.fields(self) if field.repr]  # pyright: ignore[reportArgumentType]
-    limit = max(40, min(QUOTED, REPR_LENGTH // len(fields) - 15))
-    shown = [f"{field.name}={quote(getattr(self, field.name), limit=limit)}" for field in fields]
+    """Return a short ``__repr__`` for a dataclass: fields without a value, and fields with their defaults, are left
+    out, and the others are quoted, in at most `REPR_LENGTH` characters."""
+    fields = {
+        field.name: getattr(self, field.name)
+        for field in dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        if field.repr and not _is_left_out(field, getattr(self, field.name))
+    }
+    limit = max(40, min(QUOTED, REPR_LENGTH // max(len(fields), 1) - 15))
+    shown = [f"{name}={quote(value, limit=limit)}" for name, value in fields.items()]
     text = f"{type(self).__name__}({', '.join(shown)})"
     return text if len(text) <= REPR_LENGTH else f"{text[: REPR_LENGTH - 4]}...)"
+
+
+def _is_left_out(field: dataclasses.Field[Any], value: object) -> bool:
+    if value is None or (type(value) in (tuple, list, dict) and not value):
+        return True
+    if field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(value):
+        return value == field.default_factory()
+    plain = isinstance(value, str | int | float | tuple) and type(value) is type(field.default)
+    return plain and value == field.default
+
+
+def public_dir(self: object) -> list[str]:
+    """Return a ``__dir__`` without private names, for completion by the tab key."""
+    return [name for name in object.__dir__(self) if not name.startswith("_") or name.startswith("__")]

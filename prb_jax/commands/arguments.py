@@ -10,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
+from prb_jax.commands.help_pages import ENDPOINT, JUDGES, Formatter, HelpAll, help_page
+from prb_jax.commands.values import Listed, not_negative, number_type, positive, separated
 from prb_jax.errors import printable
 from prb_jax.models.readouts.load_options import IMPLICIT
-from prb_jax.records.options import Option, from_flat, options_of
+from prb_jax.records.options import from_flat, options_of
 from prb_jax.scoring import HISTORY
 
 if TYPE_CHECKING:
@@ -36,10 +38,17 @@ class Parser(argparse.ArgumentParser):
     Attributes:
       needed: Names of required options that a config file may contain instead.
       made: Functions by parameter name; each makes the parameter's value from a command line's options, see `fields`.
+      titles: Groups of the help page by destination, where they differ from `help_pages.GROUPS`.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **options})
+        if " " in self.prog:
+            about = "Explain every option"
+            self.add_argument(
+                "--help-all", action=HelpAll, nargs=0, dest="help", default=argparse.SUPPRESS, help=about
+            )
+        self.titles: dict[str, str] = {}
         self.needed: tuple[str, ...] = ()
         self.made: dict[str, Callable[[argparse.Namespace], Any]] = {}
         self._intermixed = False
@@ -52,27 +61,34 @@ class Parser(argparse.ArgumentParser):
         *,
         default: Any = None,
         extend: bool = True,
+        commas: bool = False,
         **more: Any,
     ) -> None:
         """Add an argument.
 
         Args:
           spec: Usage text: "--flag" for no value, "--flag VALUE", "--flag LOW HIGH" for two values, "--flag VALUE ..."
-            for several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
+            for several, "--flag A,B" for several with commas or blanks between them, "NAME", "[NAME]" and "NAME ..."
+            for words without a flag.
           about: Help text; the default is appended.
           kind: Function that converts a text to the value.
           default: Value if the argument is missing.
           extend: If True, a flag of several values without a default may be repeated, and the values add up.
+          commas: If True, commas may separate the values of "--flag VALUE ..." too.
           more: Other arguments of argparse.
         """
         several = spec.rstrip("]").endswith(" ...")
         name, _, metavar = spec.strip("[]").removesuffix(" ...").partition(" ")
+        about = about[:1].upper() + about[1:]
         if not name.startswith("-"):
             more["nargs"] = {"[": "*" if several else "?"}.get(spec[0], "+" if several else None)
             name, metavar = more.pop("dest", name.lower()), name
         elif not metavar and "choices" not in more:
             self.add_argument(name, action="store_true", help=about)
             return
+        elif commas or "," in metavar:
+            kind = separated(kind)
+            more |= {"nargs": "+", "action": Listed}
         elif several:
             more |= {"nargs": "+", **({"action": "extend"} if extend and not default else {})}
         elif " " in metavar:
@@ -86,7 +102,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, metavar=words, default=default, help=about, **more)
 
     def fields(
-        self, kind: type, names: str = "", *, without: str = "", make: str = "", **changes: Mapping[str, Any]
+        self,
+        kind: type,
+        names: str = "",
+        *,
+        without: str = "",
+        make: str = "",
+        title: str = "",
+        **changes: Mapping[str, Any],
     ) -> None:
         """Add flags for the options of a dataclass and its sections; their fields define the flags.
 
@@ -95,6 +118,7 @@ class Parser(argparse.ArgumentParser):
           names: Option names separated by blanks; default: all.
           without: Names of options that get no flag.
           make: Parameter for which `call` passes the dataclass made from the flags.
+          title: Group of the flags on the help page, if `help_pages.GROUPS` does not name it.
           changes: Attributes of :class:`prb_jax.records.options.Option` that differ for this verb, by option name.
         """
         known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
@@ -107,10 +131,15 @@ class Parser(argparse.ArgumentParser):
             shown = option.shown or ("" if no_value else "N" if is_number else "TEXT")
             more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
             number = number_type(option, of_value) if is_number else None
+            commas = bool(is_number or option.choices) and shown.endswith(" ...")
+            flag = option.flag or name.replace("_", "-")
+            if title:
+                self.titles[flag.replace("-", "_")] = title
             self.option(
-                f"--{option.flag or name.replace('_', '-')} {shown}".rstrip(),
+                f"--{flag} {shown}".rstrip(),
                 option.meaning,
-                several(number) if number and "," in shown else number,
+                number,
+                commas=commas,
                 default=list(option.default) if isinstance(option.default, tuple) else option.default,
                 **more,
             )
@@ -154,7 +183,8 @@ class Parser(argparse.ArgumentParser):
         """Add the options of a language model behind an endpoint, which `call` passes as `endpoint`."""
         from prb_jax.scoring.remote.options import EndpointOptions, endpoint_options
 
-        self.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
+        options = "url model concurrency prices length_field no_temperature"
+        self.fields(EndpointOptions, options, title=ENDPOINT)
         names = ("price", "concurrency", "length_field", "no_temperature")
         self.made["endpoint"] = lambda options: endpoint_options(
             options.endpoint, options.model, **{name: getattr(options, name) for name in names}
@@ -172,6 +202,7 @@ class Parser(argparse.ArgumentParser):
         self.fields(
             JudgeOptions,
             OF_JUDGES,
+            title=JUDGES,
             template={"meaning": "Template of judge:MODEL, see `prb judge`"},
             top_logprobs={"meaning": "Log-probabilities of judge:URL#NAME, see `prb judge`"},
             pairing={"meaning": pairing},
@@ -217,6 +248,10 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(value, list):
+            for one in value:
+                self._check_value(action, one)
+            return
         if action.choices is None or value in action.choices:
             return
         known, hint = ", ".join(map(str, action.choices)), _hint(str(value), map(str, action.choices))
@@ -225,6 +260,14 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown verb {value!r}{hint or (f'; expected one of {known}' if few else '')}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
 
+    def format_help(self) -> str:
+        """Return the page of `--help`."""
+        return self.page()
+
+    def page(self, *, everything: bool = False) -> str:
+        """Return the help page; if ``everything``, explain the rare options of a long page too."""
+        return help_page(self, self.usage or self._short_usage(), self.titles, self.needed, everything)
+
     def _short_usage(self) -> str:
         words = [self.prog]
         for action in self._actions:
@@ -232,7 +275,8 @@ class Parser(argparse.ArgumentParser):
             shown = action.metavar if isinstance(action.metavar, str) else choices
             if not action.option_strings:
                 optional = action.nargs in ("?", "*") and action.dest not in self.needed
-                words.append(f"[{shown}{' ...' if action.nargs == '*' else ''}]" if optional else shown)
+                shown += " ..." if action.nargs in ("*", "+") else ""
+                words.append(f"[{shown}]" if optional else shown)
             elif action.required or action.dest in self.needed:
                 words.append(f"{action.option_strings[0]} {shown}{' ...' if action.nargs == '+' else ''}")
         return " ".join([*words, "[options]"])
@@ -261,42 +305,6 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
             flag, equals, value = argument.partition("=")
             spelled[position] = flag.replace("_", "-") + equals + value
     return spelled
-
-
-def number_type(option: Option, kind: type = int) -> Callable[[str], Any]:
-    """Return a function that converts a text to a number within an option's bounds."""
-    whole = kind is int
-    words = {1: "a number above 0", 0: "0 or more"} if whole and option.most is option.below is None else {}
-    expected = words.get(-1 if option.least is None else int(option.least), option.bounds)
-
-    def number(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            what = "a whole number" if whole else "a number"
-            raise argparse.ArgumentTypeError(f"expected {what}, found {text!r}") from None
-        if not option.allows(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
-        return value
-
-    return number
-
-
-positive = number_type(Option(least=1))
-not_negative = number_type(Option(least=0))
-
-
-def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return a function that converts comma-separated numbers, e.g. "1,5,15"."""
-
-    def numbers(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(number(part) for part in text.split(","))
-        except argparse.ArgumentTypeError as error:
-            expected = f"expected numbers, e.g. 1,5,15, found {text!r}"
-            raise argparse.ArgumentTypeError(f"{error}; {expected}") from None
-
-    return numbers
 
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, call, chosen, given_flags, number_type
+from prb_jax.commands.arguments import Parser, call, chosen, given_flags
 from prb_jax.commands.process import prepare_jax, print_table
+from prb_jax.commands.values import number_type
 from prb_jax.errors import RunError
 from prb_jax.measure.bench.options import RIVALS, BenchOptions
 from prb_jax.records.options import Option
@@ -118,7 +119,9 @@ def add(sub: Parser) -> None:
     whole.option("--out DIR", about, required=True)
     minutes = number_type(Option(above=0), float)
     whole.option("--minutes N", "Time limit; rows that would end later are left out", minutes, default=30.0)
-    whole.option("--rows ID ...", "Only these rows and the rows that they need (default: all)", default=[])
+    whole.option(
+        "--rows ID ...", "Only these rows and the rows that they need (default: all)", default=[], commas=True
+    )
     whole.option("--model MODEL", "Folder or shape in place of the shapes that the memory allows")
     whole.fields(BenchOptions, "prefix_tokens response_tokens")
     whole.set_defaults(after_interrupt="measured rows are kept: the same command continues")

@@ -3,9 +3,10 @@
 import argparse
 import os
 
-from prb_jax.commands.arguments import Parser, call, given_flags, not_negative, positive
+from prb_jax.commands.arguments import Parser, call, given_flags
 from prb_jax.commands.configs import add_configured, given_config, show_config
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative, positive
 
 
 def add(sub: Parser) -> None:

@@ -90,7 +90,8 @@ def _checked(action: argparse.Action, value: Any, *, where: str) -> Any:
         values = value if isinstance(value, list) else [value]
         if not values or (action.type is None and not all(isinstance(item, str) for item in values)):
             raise RunError(f"{where}: expected a text or a list of texts, found {quote(value)}")
-        return [_checked_one(action, item, where=where) for item in values]
+        checked = [_checked_one(action, item, where=where) for item in values]
+        return [one for item in checked for one in (item if isinstance(item, list) else [item])]
     return _checked_one(action, value, where=where)
 
 

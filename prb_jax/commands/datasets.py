@@ -2,17 +2,9 @@
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    REWARD_MODEL,
-    Parser,
-    call,
-    chosen,
-    given_flags,
-    not_negative,
-    positive,
-    with_columns,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, given_flags, with_columns
 from prb_jax.commands.process import start
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -56,7 +48,7 @@ def add_prepare(sub: Parser) -> None:
     sub.option("--data NAME_OR_PATH ...", "Data sources, see `prb evaluate`; repeatable", required=True)
     sub.columns()
     about = "Splits of the data to read; they keep their names"
-    sub.option("--split S ...", about, default=["test"], extend=False)
+    sub.option("--split S ...", about, default=["test"], commas=True)
     sub.option("--out DIR", "Output folder; then valid as --data DIR", required=True)
     sub.option(
         "--model MODEL",
@@ -79,7 +71,7 @@ def run_prepare(options: argparse.Namespace) -> None:
 
     others = given_flags(options) - {"--data", "--columns", "--rendered", "--split", "--out"}
     if options.model is None and others:
-        raise RunError(f"{min(others)}: is about the tokens of a model, and needs --model")
+        raise RunError(f"{min(others)}: is only for the tokens of a model: it requires --model")
     options.data = [with_columns(source, options) for source in options.data]
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []

@@ -6,9 +6,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
-from prb_jax.commands.arguments import Parser, chosen, not_negative, with_columns
+from prb_jax.commands.arguments import Parser, chosen, with_columns
 from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative
 from prb_jax.errors import RunError, printable
 from prb_jax.platform.processes.sharing import on_first_process, process_index
 from prb_jax.records.benchmarks import NAMES
@@ -44,7 +45,7 @@ def add(sub: Parser) -> None:
         f"{options_of(EvaluateOptions)['view.profile_posts'].meaning}; several numbers give one run each, and a plot "
         "of accuracy by posts",
         not_negative,
-        extend=False,
+        commas=True,
     )
     sub.fields(EvaluateOptions, without="profile_posts")
     sub.option(
@@ -109,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 def _compares(options: argparse.Namespace) -> bool:
     """Return True if the unquantised model also scores the same rows, for comparison of the two runs."""
     if options.quantize is None and options.no_reference:
-        raise RunError("--no-reference: is about a quantised model: it requires --quantize")
+        raise RunError("--no-reference: requires --quantize")
     if options.quantize is not None and not options.no_reference and len(options.profile_posts or ()) > 1:
         raise RunError(
             "--profile-posts: several numbers score only the quantised model: add --no-reference to --quantize"

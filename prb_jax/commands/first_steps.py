@@ -29,7 +29,8 @@ def run_quickstart(options: argparse.Namespace) -> int:
 
 
 def add_completion(sub: Parser) -> None:
-    sub.option("shell", "", choices=("bash", "zsh", "fish", "tcsh"))
+    shells = ("bash", "zsh", "fish", "tcsh")
+    sub.option("SHELL", f"Shell to complete in: {', '.join(shells)}", choices=shells)
 
 
 def run_completion(options: argparse.Namespace) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 
-from prb_jax.commands.arguments import OF_REWARDS, Parser, call, not_negative, positive
+from prb_jax.commands.arguments import OF_REWARDS, Parser, call
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import process_index
 

@@ -4,17 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-from prb_jax.commands.arguments import (
-    REWARD_MODEL,
-    Parser,
-    asked_judge,
-    call,
-    chosen,
-    given_flags,
-    not_negative,
-    positive,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, asked_judge, call, chosen, given_flags
 from prb_jax.commands.process import hide_torch, print_table, start
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -88,7 +80,7 @@ def run_convert(options: argparse.Namespace) -> None:
         _convert_data(options)
         return
     if given := given_flags(options) & {"--to", "--profile-posts", "--out"}:
-        raise RunError(f"{min(given)}: is about data, and needs --data")
+        raise RunError(f"{min(given)}: requires --data")
     if options.target is None:
         options.parser.error("expected SRC and DST, or --data NAME_OR_PATH --to trl")
     start(options)
@@ -105,9 +97,7 @@ def _convert_data(options: argparse.Namespace) -> None:
     if options.to is None or options.source is not None or others:
         wrong = min(others, default="SRC")
         raise RunError(
-            f"--data: expected --to trl beside it, found {wrong}"
-            if options.to
-            else "--data: expected --to trl"
+            f"--data: expected --to trl with it, found {wrong}" if options.to else "--data: expected --to trl"
         )
     lines = map(json_line, trl_rows(options.data, profile_posts=options.profile_posts or 0))
     if options.out is None:

@@ -6,16 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from prb_jax.commands.arguments import (
-    REWARD_MODEL,
-    Parser,
-    call,
-    chosen,
-    not_negative,
-    positive,
-    several,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.models.readouts.load_options import IMPLICIT, LoadOptions
 from prb_jax.text.view import ViewOptions
 
@@ -62,10 +55,10 @@ def add(sub: Parser) -> None:
     sub.data(about="Data sources, see `prb evaluate`; comparisons require a user_id")
     sub.option("--backbone MODEL|DIR", "Model, or folder of `prb features`", required=True)
     sub.option("--out DIR", "Folder: results.json, study.json, curves.svg", required=True)
-    about = "Comma-separated names, or all (default); pooled and offset are always included"
+    about = "Names, or all (default); pooled and offset are always included"
     sub.option("--methods A,B", about, default="all")
     about = "Numbers of a person's comparisons to adapt a method on"
-    sub.option("--shots K,K", about, several(not_negative), default=(0, 1, 2, 4, 8, 16))
+    sub.option("--shots K,K", about, not_negative, default=(0, 1, 2, 4, 8, 16))
     about = "Splits of the people; each person is unseen in at most one split"
     sub.option("--seeds N", about, positive, default=1)
     sub.option(
@@ -95,7 +88,7 @@ def add(sub: Parser) -> None:
     sub.option(
         "--people N,N",
         "With --plan: numbers of people (default: a quarter, half, once and twice as many as in the data)",
-        several(positive),
+        positive,
         default=(),
     )
     sub.option("--repeats N", "With --plan: simulated studies per number of people", positive, default=3)

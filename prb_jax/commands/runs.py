@@ -4,8 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from prb_jax.commands.arguments import Parser, call, keywords, not_negative, positive
+from prb_jax.commands.arguments import Parser, call, keywords
 from prb_jax.commands.process import print_table
+from prb_jax.commands.values import not_negative, positive
 from prb_jax.errors import DataError, quote
 
 _FORMATS = ("csv", "latex", "markdown", "rewardbench")
@@ -21,6 +22,7 @@ def _add_logs(sub: Parser) -> None:
         "One or two fields of a log's samples: rows with the same value are dependent (default: user_id and "
         "item_id, if samples have them)",
         default=[],
+        commas=True,
     )
 
 
@@ -88,13 +90,13 @@ def run_report(options: argparse.Namespace) -> None:
 
 def add_correlate(sub: Parser) -> None:
     about = "Runs of `prb evaluate`, one per reward model"
-    sub.option("--scores RUN ...", about, required=True, extend=False)
+    sub.option("--scores RUN ...", about, required=True, commas=True)
     about = "Runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold"
-    sub.option("--behaviour RUN ...", about, required=True, extend=False)
+    sub.option("--behaviour RUN ...", about, required=True, commas=True)
     sub.option("--out DIR", "Folder for correlate.json and correlate.png")
     sub.option("--lineage FILE", "JSON file, {name of a score run: lineage}")
     about = "Figures of the benchmark, e.g. accuracy or user_accuracy (default: all)"
-    sub.option("--figures F ...", about, extend=False)
+    sub.option("--figures F ...", about, commas=True)
     sub.option("--quantile Q", "Quantile over users and subsets", float, default=0.1)
     sub.option(
         "--ties", "Value of a tie in figures of the benchmark", choices=("half", "loss"), default="half"

@@ -8,18 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prb_jax.commands.arguments import (
-    OF_REWARDS,
-    Parser,
-    asked_judge,
-    call,
-    chosen,
-    not_negative,
-    number_type,
-    positive,
-    several,
-)
+from prb_jax.commands.arguments import OF_REWARDS, Parser, asked_judge, call, chosen
 from prb_jax.commands.process import print_table, start
+from prb_jax.commands.values import not_negative, number_type, positive
 from prb_jax.errors import counted
 from prb_jax.models.readouts.load_options import IMPLICIT, LoadOptions
 from prb_jax.platform.processes.sharing import process_index
@@ -132,14 +123,14 @@ def run_guide(options: argparse.Namespace) -> None:
 def add_policy_accuracy(sub: Parser) -> None:
     sub.option("POLICY", "Folder or hub id of a causal language model")
     about = "Models or baselines, see `prb evaluate`"
-    sub.option("--rewards MODEL ...", about, required=True, extend=False)
+    sub.option("--rewards MODEL ...", about, required=True, commas=True)
     sub.data()
     sub.history()
     sub.option("--out DIR", "Run folder: rows.jsonl, summary.json, behaviour.json", required=True)
     sub.option(
         "--lambdas L,L",
         "Strengths of the reward; validation users choose the best",
-        several(number_type(Option(), float)),
+        number_type(Option(), float),
         default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
     )
     about = "Likely tokens per step to compute rewards for; 0 leaves out seq_logprob"
@@ -224,7 +215,7 @@ def add_best_of_n(sub: Parser) -> None:
         "Models or baselines, see `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
         "at an endpoint), or pairs:MODEL, which compares the samples of a prompt",
         required=True,
-        extend=False,
+        commas=True,
     )
     sub.option(
         "--quality Q",

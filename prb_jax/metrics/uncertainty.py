@@ -269,10 +269,10 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequ
     if not rows_a:
         raise DataError("no rows to compare")
     if len(ids_a) != len(rows_a) or len(by_id) != len(rows_b):
-        raise DataError("the rows to compare hold an id twice; expected each comparison once")
+        raise DataError("the rows to compare contain an id twice; expected each comparison once")
     if ids_a != by_id.keys():
         odd = min(ids_a ^ by_id.keys())
-        raise DataError(f"the rows to compare differ: id {quote(odd)} is in one of the two only")
+        raise DataError(f"the rows to compare differ: id {quote(odd)} is in only one of the two")
     matched = [by_id[row.id] for row in rows_a]
     for a, b in zip(rows_a, matched):
         if a.user_id != b.user_id or list(a.labels) != list(b.labels):

@@ -88,7 +88,7 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
     for name in targets:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
-            raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that takes an adapter")
+            raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that can have an adapter")
         *stack, inputs, outputs = matrix.shape  # axes of layers and experts
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
         a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5

@@ -120,5 +120,5 @@ def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
     if path.is_dir():
         return load_config(path)
     raise CheckpointError(
-        f"{model}: expected a config.json, a folder that holds one, or a shape of {', '.join(SHAPES)}"
+        f"{model}: expected a config.json, a folder with one, or a shape of {', '.join(SHAPES)}"
     )

@@ -265,8 +265,8 @@ def open_features(path: str | Path) -> FeatureStore:
     folder = Path(path)
     if not (folder / FEATURES).is_file():
         raise RunError(
-            f"{folder}: no {FEATURES} in it: it is unfinished, or no folder of `prb features`; the same `prb features` "
-            "command finishes one that was stopped"
+            f"{folder}: no {FEATURES} in it: it is unfinished, or not a folder of `prb features`; the same command "
+            "finishes one that was stopped"
         )
     path, facts = folder / FEATURES, read_object(folder / FEATURES, error=RunError)
     check_schema(facts, FeatureFacts, where=str(path), error=RunError)

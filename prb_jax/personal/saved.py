@@ -143,7 +143,7 @@ def read_fitted(folder: str | Path) -> FittedMethod:
     method = method_named(facts["method"])
     if odd := facts["settings"].keys() ^ {setting.name for setting in fields(method.settings)}:
         raise RunError(
-            f"{path / PERSONALISED}: settings: {quote(min(odd))}: is not of this version of the method"
+            f"{path / PERSONALISED}: settings: {quote(min(odd))}: does not exist in this version of the method"
         )
     where = f"{path / PERSONALISED}: settings"
     hints = get_type_hints(method.settings)
@@ -261,7 +261,7 @@ def _read(path: Path, schema: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     check_schema(facts, schema, where=str(path), error=RunError)
     digest = facts.get("facts_digest") if value == formats[1] else _facts_digest(facts)
     if digest != _facts_digest(facts):
-        raise RunError(f"{path}: is not the file that was written: its digest differs; put the file back")
+        raise RunError(f"{path}: differs from the file that was written; restore it")
     return facts
 
 

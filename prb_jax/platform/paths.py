@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,3 +87,17 @@ def shown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: shown(item) for name, item in value.items()}
     return [shown(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def is_path(name: str) -> bool:
+    """Return True if a name such as "runs/first" is a path and no hub id: its parent is "runs", or contains runs."""
+    parent = Path(name).parent
+    records = (record for pattern in ("*/run.json", "*/train.json") for record in parent.glob(pattern))
+    return name.startswith("runs/") or next(records, None) is not None
+
+
+def near_path(path: Path) -> str:
+    """Return the end of a message about a missing path: the path beside it with the most similar name, if any."""
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
+from prb_jax.records.field_names import FieldNames, check_columns
 from prb_jax.records.message import without_padding
 
 
@@ -59,6 +60,8 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
 
 def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
     """Return the wanted columns of a table (None: all); DataError for a wanted column that occurs twice."""
+    if isinstance(wanted, FieldNames):
+        check_columns(names, wanted, where)
     columns = [name for name in names if wanted is None or name in wanted]
     for name in columns:
         if columns.count(name) > 1:

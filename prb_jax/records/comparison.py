@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.errors import DataError, listed, quote, short_repr
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
     Turns,
@@ -177,10 +177,11 @@ class Comparison:
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object with fields, found {fields.found(row)}")
         comparison = cls.__new__(cls)
-        _fill(comparison, row, where=where)
+        _fill(comparison, row, where=where, found=_columns_of(row))
         if labelled and comparison.labels is None:
             _check_several(comparison.responses, where)
-            fields.fail(where, "labels", "missing; 'responses' needs one label per response")
+            expected = "missing; 'responses' needs one label per response"
+            fields.fail(where, "labels", f"{expected}{_columns_of(row)}")
         return comparison
 
     @property
@@ -228,8 +229,17 @@ class Comparison:
         return row
 
 
-def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
-    """Check ``row`` and set the fields of a bare ``Comparison``."""
+def _columns_of(row: Mapping[str, Any]) -> str:
+    """Return the end of a message about a missing field: the columns of the record, and how to name another one."""
+    names = listed([repr(str(name)) for name in row], most=12) or "none"
+    return (
+        f"; found {names}; if the field has another name in the data, add it: --columns FIELD=COLUMN, "
+        'or "DATA?FIELD=COLUMN" in Python and configs'
+    )
+
+
+def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str, found: str = "") -> None:
+    """Check ``row`` and set the fields of a bare ``Comparison``; `found` ends a message about a missing field."""
     get = row.get
     refuse_extras(row, UNREAD_FIELDS, where)
     context = read_context(row, where)
@@ -242,8 +252,9 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         named = [("chosen", chosen), ("rejected", rejected)]
     elif responses is None:
         if get("question") is None and get("prompt") is None:
-            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
-        fields.fail(where, "chosen", "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'")
+            fields.fail(where, "question", f"missing; expected 'question' or 'prompt'{found}")
+        expected = "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'"
+        fields.fail(where, "chosen", f"{expected}{found}")
     else:
         items = fields.sequence(responses, where, "responses")
         named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
@@ -252,7 +263,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     asked = get("prompt")
     if get("rendered") not in (None, False):
         asked = _rendered(row, named, where)
-    prompt, texts = read_conversation(get("question"), asked, named, where=where)
+    prompt, texts = read_conversation(get("question"), asked, named, where=where, found=found)
     if context:
         prompt, texts = _with_context(prompt, texts, context)
     values = {
@@ -282,7 +293,7 @@ def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], w
     for name in ("question", *CONTEXT_FIELDS):
         if not is_empty(row.get(name)):
             fields.fail(
-                where, name, "given beside 'rendered'; rendered texts are 'prompt' and responses alone"
+                where, name, "given beside 'rendered'; a rendered record has only 'prompt' and responses"
             )
     return rendered_prompt(row.get("prompt"), responses, where)
 

@@ -101,7 +101,7 @@ def split_response(messages: Messages, *, at: int | None = None) -> tuple[Messag
 
 
 def read_conversation(
-    question: object, prompt: object, responses: Sequence[tuple[str, object]], *, where: str
+    question: object, prompt: object, responses: Sequence[tuple[str, object]], *, where: str, found: str = ""
 ) -> tuple[Messages, tuple[str, ...]]:
     """Return the prompt and the K responses of a record.
 
@@ -114,6 +114,7 @@ def read_conversation(
       question, prompt: Fields of the record: a text, a list of messages, or None.
       responses: K pairs of a field's name and its value.
       where: Start of error messages.
+      found: End of messages about a missing field.
 
     Raises:
       DataError: A field is invalid; the message names it.
@@ -126,15 +127,15 @@ def read_conversation(
         given = asked
     for name, value in responses:
         if value is None:
-            fields.fail(where, name, "missing")
+            fields.fail(where, name, f"missing{found}")
     written_out = [isinstance(value, list | tuple | Turns) for _, value in responses]
     if not any(written_out):
         if given is None:
             fields.fail(
                 where,
                 "question",
-                "missing; expected 'question' or 'prompt'; responses that are whole conversations in text, the prompt "
-                "with the answer, are taken as they are by --rendered (a name that ends in '?rendered')",
+                "missing; expected 'question' or 'prompt'; if each response is a whole conversation in one text, use "
+                f"--rendered (or a name that ends in '?rendered'){found}",
             )
         texts = tuple(_response(value, where, name) for name, value in responses)
         if given[-1].role != "assistant":

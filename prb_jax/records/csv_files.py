@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import LISTS
-from prb_jax.records.field_names import FieldNames
+from prb_jax.records.field_names import FieldNames, check_columns
 from prb_jax.records.files import decoded
 from prb_jax.records.lines import DECODER, Row, malformed
 from prb_jax.records.reading import LONGEST_LINE, bounded_lines, too_long
@@ -64,10 +64,7 @@ def _fields(names: list[str], where: str, wanted: FieldNames | None) -> dict[str
     for name, count in Counter(names).items():
         if count > 1 and name in fields:
             raise DataError(f"{where}: field {quote(name)} is given twice")
-    if not fields:
-        raise DataError(
-            f"{where}: names no field of a record; expected a first line as: id,question,chosen,rejected"
-        )
+    check_columns(names, wanted, where)
     return fields
 
 

@@ -6,11 +6,11 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prb_jax.errors import DataError, PrbWarning, quote
+from prb_jax.errors import DataError, PrbWarning, listed, quote
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
 from prb_jax.records.message import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
 
@@ -115,9 +115,9 @@ class FieldNames:
         for name, column in self.columns.items():
             if name not in _KNOWN:
                 expected = f"expected FIELD=COLUMN with a field of a record: {', '.join(RECORD_FIELDS)}"
-                raise DataError(f"columns: {quote(name)} is no field; {expected}")
+                raise DataError(f"columns: {quote(name)} is not a field; {expected}")
             if column in _KNOWN:
-                raise DataError(f"columns: {name}={column}: {quote(column)} is a field of a record by itself")
+                raise DataError(f"columns: {name}={column}: {quote(column)} is itself a field of a record")
 
     def __contains__(self, name: object) -> bool:
         """Return True if a column is read."""
@@ -130,6 +130,37 @@ class FieldNames:
 
 
 RECORD: Final = FieldNames()  # no mapped columns
+
+_CONTENTS: Final = frozenset(
+    (
+        "question",
+        "prompt",
+        "chosen",
+        "rejected",
+        "responses",
+        "labels",
+        "profile",
+        "rubric_aspects",
+        "narrative",
+    )
+) | frozenset(LAYOUT_COLUMNS)
+
+
+def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
+    """Check that a table has a column with contents of a comparison; `wanted` are the columns to read, None for all.
+
+    Raises:
+      DataError: It has none; the message names its columns.
+    """
+    if wanted is None or any(
+        wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
+    ):
+        return
+    raise DataError(
+        f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
+        "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "
+        '"DATA?question=COLUMN&chosen=COLUMN" in Python and configs'
+    )
 
 
 _REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
@@ -187,9 +218,9 @@ class FieldMapper:
             elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
                 self._told.add(column)
                 warnings.warn(
-                    f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
-                    f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
-                    "does the same)",
+                    f"{self._source}: {quote(column)} is not a field of a record, so it is not read; to read it as "
+                    f"{name!r}, add '?{name}={column}' to the name of the data (on the command line, --columns "
+                    f"{name}={column})",
                     PrbWarning,
                     stacklevel=2,
                 )

@@ -94,7 +94,7 @@ def _read_text(file: io.BufferedIOBase, path: Path) -> str:
         raw += piece
         if len(raw) > HELD and _is_packed(path):
             raise DataError(
-                f"{path}: holds more than {HELD:,} bytes of JSON, which has to be in memory at once: expected JSON "
+                f"{path}: contains more than {HELD:,} bytes of JSON, too much for memory: expected JSON "
                 "lines, one record a line, in a file named .jsonl.gz"
             )
     return decoded(raw, path)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from prb_jax.errors import DataError, PrbWarning
+from prb_jax.errors import DataError, PrbWarning, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import LISTS, Comparison
 from prb_jax.records.conversation import is_rendered
@@ -27,6 +27,11 @@ class ArrowTable(Protocol):
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
+
+MODEL_FIRST: Final = (
+    "the model is the first argument and the data are the second (on the command line, --data)"
+)
+"""Hint for a caller who has exchanged the two."""
 
 Records = Comparison | Mapping[str, Any] | Iterable[Comparison | Mapping[str, Any]] | ArrowTable
 """One comparison or object with the fields of a record; any iterable of them, e.g. a list, a generator or a data set of
@@ -54,8 +59,17 @@ def given_rows(data: Records) -> Iterator[Row[Any]]:
             f"data: expected one split of a data set, found all of them: {', '.join(map(str, data))}"
         )
     items: Any = [data] if isinstance(data, Comparison | Mapping) else data
-    if isinstance(items, str | Path | bytes) or not isinstance(items, Iterable):
-        raise DataError(f"data: expected comparisons, or a table of records, found {type(data).__name__}")
+    if isinstance(items, str | Path):
+        raise DataError(
+            f"data: expected comparisons, or a table of records, found the text {quote(str(items))}; read a file or "
+            "data set first: prb.read_comparisons(NAME)"
+        )
+    if isinstance(items, bytes) or not isinstance(items, Iterable):
+        is_model = callable(items) or any(hasattr(items, name) for name in ("stream", "score_tokens"))
+        hint = f"; {MODEL_FIRST}" if is_model else ""
+        raise DataError(
+            f"data: expected comparisons, or a table of records, found {type(data).__name__}{hint}"
+        )
     for position, item in enumerate(items):
         where = f"position {position}"
         if isinstance(item, Mapping):
@@ -169,7 +183,7 @@ def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyTyp
         first = [ascii(name) + (f" ({places[name]})" if name in places else "") for name in alike[0][:2]]
         count = sum(map(len, alike))
         warnings.warn(
-            f"field 'user_id': {count:,} names differ from another one by Unicode form or white space alone, and are "
+            f"field 'user_id': {count:,} names differ from another one only by Unicode form or white space, and are "
             f"counted as {count:,} users, not {len(alike):,}: {' and '.join(first)}",
             PrbWarning,
             stacklevel=2,

@@ -50,8 +50,8 @@ def as_record(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         fields.fail(
             where,
             "text_chosen",
-            "holds a whole conversation that a chat template has rendered; expected 'prompt', 'chosen' and 'rejected' "
-            "as lists of {role, content}, or map both columns and take the text as it is: "
+            "contains a whole conversation that a chat template has rendered; expected 'prompt', 'chosen' and "
+            "'rejected' as lists of {role, content}, or map both columns and take the text as it is: "
             "'?chosen=text_chosen&rejected=text_rejected&rendered'",
         )
     for make in (_swift, _arena, _context_messages, _sharegpt, _alpaca):

@@ -172,7 +172,7 @@ class JsonLines:
         if number < len(self._expected) and known != self._expected[number]:
             raise DataError(
                 f"{self.path}: changed since it was scored (block {number + 1} of {BLOCK >> 20} MiB); the scores so "
-                "far are kept and belong to the old contents: put those back to finish the run, or start again in "
+                "far are kept and belong to the old contents: restore them to finish the run, or start again in "
                 "another folder"
             )
 

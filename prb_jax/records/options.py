@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from prb_jax.errors import DataError, PrbError, RunError, quote
+from prb_jax.errors import DataError, PrbError, RunError, quote, short_repr
 
 Effect = Literal["result", "contents", "none"]
 _OPTION = "option"
@@ -116,9 +116,12 @@ class Options:
 
     def __init_subclass__(cls, prefix: str = "", error: type[PrbError] | None = None) -> None:
         cls.prefix, cls.error = prefix or cls.prefix, error or cls.error
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name, known in options_of(type(self), sections=False).items():
+            object.__setattr__(self, name, choice_named(getattr(self, name), known.choices))
             expected = known.fault(getattr(self, name))
             self.check(name, not expected, expected)
 
@@ -177,7 +180,7 @@ def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: s
 def refuse_given(given: Mapping[str, Any], decided: str) -> None:
     """Raise RunError for given options without effect; `decided` is the reason."""
     if named := [name for name, value in given.items() if value is not None]:
-        raise RunError(f"{', '.join(named)}: {decided}: leave out here")
+        raise RunError(f"{', '.join(named)}: {decided}; remove {'it' if len(named) == 1 else 'them'}")
 
 
 def optional_type(hint: Any) -> Any:
@@ -186,6 +189,12 @@ def optional_type(hint: Any) -> Any:
         inner = [arg for arg in get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
     return None
+
+
+def choice_named(value: Any, choices: Sequence[str]) -> Any:
+    """Return the choice that an object names, e.g. "float32" of `jnp.float32`; return other values unchanged."""
+    name = getattr(value, "name", None) or getattr(value, "__name__", None)
+    return name if isinstance(name, str) and name in choices and not isinstance(value, str) else value
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:

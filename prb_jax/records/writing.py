@@ -23,11 +23,11 @@ def refuse_file(out: str | Path) -> None:
         raise RunError("out: expected the name of a folder, found an empty text")
     if names_url(out):
         raise RunError(
-            f"{out}: a URL of object storage, which is taken by prb and the functions of prb_jax alone"
+            f"{out}: a URL of object storage; only prb and the public functions of prb_jax accept URLs"
         )
     path = Path(out)
     if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+        raise RunError(f"{path}: the output folder is a file; choose a folder with --out")
 
 
 @contextlib.contextmanager
@@ -37,8 +37,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; all that was done so far is kept: once this is put "
-            "right (free space, permissions), the same command continues the run"
+            f"cannot write {path}: {error.strerror or error}; all finished work is kept: after you fix this "
+            "(free space, permissions), the same command continues the run"
         ) from error
 
 
@@ -91,7 +91,7 @@ def write_once(files: Mapping[Path, bytes], *, replace: bool = False) -> None:
             same = path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
         if not same and not replace and os.path.lexists(path):
             raise RunError(
-                f"{path}: is there already, with other contents; remove it, or give --out another name"
+                f"{path}: exists already with other contents; remove it, or choose another name with --out"
             )
         missing += [] if same else [path]
     for path in missing:

@@ -277,11 +277,9 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
     for name, run in runs.items():
         hints = run.record["inputs"].get("hints") or {}
         if UPPER_BOUND in hints:
-            raise RunError(f"{name}: was told {told_of(hints)}, and no benchmark figure: leave it out")
+            raise RunError(f"{name}: was told {told_of(hints)}, so it is not a benchmark figure; remove it")
         if UPPER_BOUND in run.record["inputs"]["model"]:
-            raise RunError(
-                f"{name}: knows what no model could, an upper bound and no benchmark figure: leave it out"
-            )
+            raise RunError(f"{name}: is an upper bound, not a benchmark figure; remove it")
     for name, run in runs.items():
         if name != first:  # each model is scored as in its training, so protocols may differ
             check_comparable(first, reference, name, run, across_protocols=True)

@@ -75,7 +75,7 @@ def push(
             repository, operations, commit_message="Model and card from a run of prb_jax"
         )
     except Exception as error:  # from the hub, its library or the network; the chain keeps the details
-        raise RunError(f"{repository}: the hub did not take it: {_reason(error)}") from error
+        raise RunError(f"{repository}: the hub refused it: {_reason(error)}") from error
     return str(commit.commit_url)
 
 

@@ -205,7 +205,7 @@ def _each(
 def _persona_truth(comparison: Comparison) -> Iterable[float]:
     if comparison.user_id is None:
         raise DataError(
-            f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
+            f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows only the tastes of generated people; "
             "expected the user_id of one, found none"
         )
     personas = import_module("prb_jax.records.sources.personas")  # its import generates the whole benchmark

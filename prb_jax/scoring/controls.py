@@ -51,8 +51,8 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
     names = {NONE: (), ALL: (BLIND, SWAP)}.get(asked, (asked,))
     if names and not sees:
         raise RunError(
-            f"controls={asked}: the model is shown nothing of a user (no profile in the data, profile_posts=0, or "
-            "users that it does not know), so that nothing can be left out or swapped"
+            f"controls={asked}: the model sees no user information (no profile in the data, profile_posts=0, or "
+            "users that it does not know), so nothing can be removed or swapped"
         )
     controls = []
     for name in names:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, public_dir, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.models import Together
+from prb_jax.models.readouts.load_options import LoadChoices, LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import from_flat
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs, warn_of_cuts
 from prb_jax.scoring.job import open_job
 from prb_jax.scoring.load import Model, open_scorer, read_history
 from prb_jax.scoring.options import EvaluateOptions
@@ -43,8 +45,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shown = {name: self.summary.get(name) for name in ("model", "n", "accuracy", "ci95", "user_accuracy")}
-        facts = ", ".join(f"{name}={quote(value)}" for name, value in shown.items())
-        return f"Evaluation({facts}, out={quote(str(self.out))})"
+        shown["out"] = None if self.out is None else str(self.out)
+        facts = ", ".join(f"{name}={quote(value)}" for name, value in shown.items() if value is not None)
+        return f"Evaluation({facts})"
+
+    __dir__ = public_dir
 
 
 def evaluate(
@@ -63,73 +68,57 @@ def evaluate(
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
-    mesh: str | None = None,
-    dtype: str | None = None,
-    revision: str | None = None,
-    base: str | Path | None = None,
-    tokenizer: str | Path | Any = None,
-    chat_template: str | None = None,
-    readout: str | None = None,
-    quantize: str | None = None,
-    attention: str = "auto",
-    reference: str | Path | None = None,
-    beta: float = 0.1,
-    reference_free: bool = False,
-    logprobs: Together = "sum",
     batch_tokens: int | None = None,
     progress: bool = True,
     wandb: str | None = None,
     part: str | None = None,
+    **loading: Unpack[LoadChoices],
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
-    The same call continues a killed run. The call fails if anything that decides the result differs: the model (its
-    `identity` without the name), the data (names and contents of its files, `subset`, `limit`), `profile_posts`,
-    `protocol`, `max_length`, `seed` and the versions of numerical libraries. The mesh, the devices, `attention`,
-    `batch_tokens`, `progress` and the folder of the data may differ.
+    The same call continues a killed run, and fails if anything that decides the result differs. `docs/evaluate.md`
+    explains every option.
 
     Args:
-      model: A loaded model (`prb_jax.load`); any `prb_jax.scoring.scorer.Scorer`, or an object like `StreamsScores` in
-        the same file; the name of a model or baseline for `prb_jax.load`; a `flax.nnx.Module` with the method of
-        `ScoresTokens`; or a function that returns K numbers for a comparison of K responses.
-      data: Comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
-        folder, benchmark, hub data set or generated benchmark, or several names. A named file must not change during
-        the run. The summary reports the results of a benchmark's own rule under "benchmarks"; RewardBench's result
-        files are written beside it.
-      out: The run folder; if not given, nothing is kept on disk.
-      name: Name of the model in tables. This name, or the qualified name, identifies a function. Changes of its code
-        are not detected, so a changed function needs another name or folder.
-      profile_posts, protocol, max_length: View of the model, as in `RewardModel.score`; the view of its training if
-        not given. An option that differs from training gives a warning, and `run.json` lists it under "overrides".
-        Baselines and functions always see the whole profile.
-      too_long: How to handle a response that leaves no room for the prompt within the limit: raise an "error", or
-        "skip" the comparison. The summary counts skipped comparisons under "left_out"; `left_out.jsonl` lists them.
-      controls: Control runs of the same model: without profile and user ("blind"), with the profile of another user
-        ("swap"), "all" of these, or "none". If not given, "blind" for a model that sees its users. The run folder of
-        each control is in `out`/controls; the summary reports the gain over each control under "controls".
-      history: Labelled comparisons, in the form of `data`, from which a fitted method of personalisation learns the
-        users, or a folder of saved user states. If not given, the method learns each user from the user's comparisons
-        earlier in the data.
-      aspects: Wishes of the user, added to the prompt: "planned:DIR", the texts of a run of `prb aspects`; or "oracle",
-        the true rubric of the data, which marks the result as an upper bound.
-      subset: Name of the subset of named data to read.
-      limit: Maximum number of comparisons of each source. For testing only.
+      model: Model of `prb_jax.load`, a name for it, any `Scorer` or `flax.nnx.Module` with `score_tokens`, or a
+        function that returns K numbers for a comparison of K responses.
+      data: Labelled comparisons or records; or one or several names of files, folders, benchmarks, hub data sets.
+      out: Run folder; if not given, nothing is kept on disk.
+      name: Name of the model in tables; it identifies a function, whose code is not compared.
+      profile_posts, protocol, max_length: View of the model; by default the view of its training.
+      too_long: For a response that leaves no room for the prompt: "error", or "skip" the comparison and count it.
+      controls: "blind" (no user; default if the model sees users), "swap" (another user), "all" or "none".
+      history: Labelled comparisons, or a folder of user states, from which a fitted method learns the users.
+      aspects: User's wishes in the prompt: "planned:DIR" of `prb aspects`, or "oracle", an upper bound.
+      subset, limit: Subset of named data; maximum number of comparisons of each source, for testing only.
       seed: Seed for bootstrap intervals of benchmark scores, and for the other users of "swap".
-      mesh, dtype, revision, base, tokenizer, chat_template, readout, quantize, attention, reference, beta,
-        reference_free, logprobs: Options of `prb_jax.load`, if `model` is a name. A module uses `mesh`, `tokenizer` (a
-        folder, hub id or transformers tokenizer, required) and `chat_template`.
-      batch_tokens: Approximate number of tokens computed at a time; chosen from the model and the device if not given.
-      progress: If True, show progress on standard error.
-      wandb: Project of Weights & Biases that receives the summary; `out` names the run there.
-      part: "I/N" scores only the I-th of N parts of the batches, for independent jobs with separate `out` folders;
-        :func:`prb_jax.merge` joins them into one run. The summary of a part has only its part and number of rows.
+      batch_tokens: Approximate number of tokens computed at a time.
+      progress, wandb: Show progress on standard error; log the summary to this project.
+      part: "I/N" for the I-th of N jobs with separate folders; `prb_jax.merge` joins them.
+      loading: Options of `prb_jax.load`, if `model` is a name; a module uses mesh, tokenizer and chat_template.
 
     Raises:
-      RunError: `out` cannot be used, its disk is full, or it contains another run; or wandb cannot be used.
-      DataError: The data cannot be used, or changed during scoring.
+      DataError, RunError: Data or `out` cannot be used, or `out` contains another run.
       CheckpointError, MeshError: The model cannot be loaded.
     """
-    return run_evaluation(model, data, from_flat(EvaluateOptions, locals()))
+    result = run_evaluation(model, data, evaluate_options(locals()))
+    warn_of_cuts(result.summary.get("truncated") or 0, len(result.rows), str(result.summary.get("model")))
+    return result
+
+
+def evaluate_options(given: Mapping[str, Any]) -> EvaluateOptions:
+    """Return the options in the arguments of :func:`evaluate`.
+
+    Raises:
+      TypeError: An option of `loading` is unknown.
+    """
+    loading = given.get("loading", {})
+    known = [*inspect.signature(evaluate).parameters, *LoadChoices.__annotations__]
+    if unknown := [name for name in loading if name not in LoadChoices.__annotations__]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"evaluate() got an unexpected keyword argument {unknown[0]!r}{hint}")
+    return from_flat(EvaluateOptions, {**given, "loading": LoadOptions(**loading)})
 
 
 def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) -> Evaluation:

@@ -50,7 +50,7 @@ class ResponseReader(Reader):
         trees = super().encode(comparisons, view=view)
         if other := next((one for one in comparisons if not isinstance(one, Comparison)), None):
             raise DataError(
-                f"comparison {quote(other.id)}: its tokens were prepared, and do not tell where a response begins: "
+                f"comparison {quote(other.id)}: its prepared tokens do not record where a response begins: "
                 "name the data themselves"
             )
         read: list[Tree] = []
@@ -64,7 +64,7 @@ class ResponseReader(Reader):
                     if not len(tail) or not np.array_equal(ids[-len(tail) :], tail):
                         raise DataError(
                             f"comparison {quote(comparison.id)}: response {number}: the chat template of {self.name} "
-                            "writes it differently behind other prompts, so nobody can tell where it begins"
+                            "writes it differently after other prompts, so its start is unknown"
                         )
                 places = [len(ids) - len(tail) for ids, tail in zip(sequences, tails, strict=True)]
                 read.append(build_tree(sequences, read=places, truncation=tree.truncation))
@@ -219,11 +219,9 @@ def load_implicit(model: str, options: LoadOptions) -> ImplicitRewards:
     """
     together = options.logprobs
     if options.reference is None and not options.reference_free:
-        raise RunError("beta, logprobs: belong to --reference BASE or --reference-free: leave out here")
+        raise RunError("beta, logprobs: require --reference BASE or --reference-free")
     if options.reference is not None and options.reference_free:
-        raise RunError(
-            "reference_free: leaves out the reference: give one of --reference and --reference-free"
-        )
+        raise RunError("reference_free: expected only one of --reference and --reference-free")
     if options.reference is not None and together != "sum":
         raise RunError(f"logprobs: {together} is for --reference-free: leave it out beside a reference")
     if options.readout is not None:

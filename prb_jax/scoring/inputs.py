@@ -118,13 +118,13 @@ def check_unchanged(inputs: Inputs) -> None:
             after = describe_source(name)
         except DataError as error:
             raise DataError(
-                f"{name}: vanished while it was being scored ({error}); the scores so far are kept: put it "
+                f"{name}: vanished while it was being scored ({error}); the scores so far are kept: restore it, "
                 f"back, and the same command finishes the run"
             ) from error
         if after != before:
             raise DataError(
                 f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
-                f"old contents: put those back to finish the run, or start again in another folder"
+                f"old contents: restore them to finish the run, or start again in another folder"
             )
 
 
@@ -248,11 +248,9 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
     if too_long not in TOO_LONG:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
     if too_long == "skip" and reader is None:
-        raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
+        raise RunError("too_long=skip: this scorer has no length limit, so nothing is too long for it")
     if too_long == "skip" and view.protocol.cuts_responses:
-        raise RunError(
-            f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
-        )
+        raise RunError(f"too_long=skip: the {view.protocol} protocol cuts responses, so none is too long")
 
 
 def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None, *, view: View) -> None:
@@ -266,4 +264,15 @@ def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None,
             "no comparison has a profile: it is scored without the user that it was made for",
             PrbWarning,
             stacklevel=2,
+        )
+
+
+def warn_of_cuts(cut: int, total: int, name: str) -> None:
+    """Warn a Python caller that comparisons were too long for the model, so a part of their text was left out."""
+    if cut:
+        warnings.warn(
+            f"{name}: {cut:,} of {counted(total, 'comparison')} did not fit the maximum length, so the model saw only "
+            "a part of the profile or prompt; max_length sets the limit, and fewer profile_posts make prompts shorter",
+            PrbWarning,
+            stacklevel=4,
         )

@@ -72,7 +72,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         print(f"prb: {printable(remark)}", file=sys.stderr)
     if inputs.hints and not scorer.has_prompt:
         extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
-        raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
+        raise RunError(f"{extras}: {known_as} has no prompt to which they could be added")
     if options.folder is not None and on_first_process(functools.partial(is_settled, options.folder)):
         inputs.complete()  # so the digests are compared with the folder's record before rows are added
     decided = {

@@ -62,7 +62,7 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View, has_tokens: bool) -
         reasons += errors
     count = len(comparisons)
     if len(reasons) == count:
-        raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
+        raise DataError(f"every comparison is too long, so nothing is left to score; the first: {reasons[0]}")
     places = {old: new for new, old in enumerate(index for index in range(count) if index not in dropped)}
     positions = {
         name: [places[old] for old in members if old in places] for name, members in inputs.benchmarks.items()

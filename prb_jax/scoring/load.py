@@ -15,6 +15,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
+from prb_jax.records.intake import MODEL_FIRST
 from prb_jax.records.options import from_flat, refuse_given
 from prb_jax.scoring import READS_TEXTS
 from prb_jax.scoring.inputs import Data, read_inputs
@@ -24,6 +25,7 @@ from prb_jax.seams import get, is_python_value
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+    from numpy.typing import DTypeLike
 
     from prb_jax.scoring.baselines import BaselineName
     from prb_jax.scoring.implicit import ImplicitRewards
@@ -82,7 +84,7 @@ def load(
     model: str | Path,
     *,
     mesh: str | Mesh | None = ...,
-    dtype: str | None = ...,
+    dtype: DTypeLike | None = ...,
     revision: str | None = ...,
     base: str | Path | None = ...,
     chat_template: str | None = ...,
@@ -96,7 +98,7 @@ def load(
     model: str | Path,
     *,
     mesh: str | Mesh | None = ...,
-    dtype: str | None = ...,
+    dtype: DTypeLike | None = ...,
     revision: str | None = ...,
     base: str | Path | None = ...,
     chat_template: str | None = ...,
@@ -112,7 +114,7 @@ def load(
     model: str | Path,
     *,
     mesh: str | Mesh | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     revision: str | None = None,
     base: str | Path | None = None,
     chat_template: str | None = None,
@@ -136,8 +138,8 @@ def load(
       mesh: Sizes of the mesh axes, e.g. "fsdp=4,tensor=2" (-1: all remaining devices), or a mesh of
         :func:`prb_jax.platform.sharding.make_mesh`. If not given, parameters are split over all devices.
         A mesh with other axes, e.g. of another library, only provides its devices.
-      dtype: Type of weights and activations: "float32" or "bfloat16". If not given, the checkpoint's type, and
-        bfloat16 for a float16 checkpoint.
+      dtype: Type of weights and activations: "float32" or "bfloat16" (or `jnp.float32`). If not given, the checkpoint's
+        type, and bfloat16 for a float16 checkpoint.
       revision: Branch, tag or commit of a hub id.
       base: Base model of a PEFT adapter, if it is not the adapter's `base_model_name_or_path`.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
@@ -235,7 +237,9 @@ def open_scorer(
     if hasattr(model, "stream"):
         return OwnScorer(cast(StreamsScores, model))
     if not callable(model):
-        raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
+        raise RunError(
+            f"model: expected a model, a name or a function, found {type(model).__name__}; {MODEL_FIRST}"
+        )
     return get("scorers", "function").value(model, name=name, recorded=recorded)
 
 
@@ -306,5 +310,5 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if not folders:
         return read_inputs(history).comparisons
     if len(parts) > 1:
-        raise RunError(f"history: {folders[0]} holds states of people: give it alone")
+        raise RunError(f"history: {folders[0]} contains user states, so it must be the only history")
     return folders[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, short_repr
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.options import option, section
 from prb_jax.records.writing import refuse_file
@@ -68,6 +68,8 @@ class EvaluateOptions:
         None, "score only the I-th of N parts, as one of N jobs; `prb merge` joins them into one run", "I/N"
     )
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         if self.out is not None:
             refuse_file(self.out)  # a Path of an empty name would be the working directory
@@ -76,7 +78,7 @@ class EvaluateOptions:
             get("parts", "parse").value(self.part)
             if self.out is None or self.wandb is not None:
                 raise RunError(
-                    "part: needs out, a folder for its rows; wandb: is for the whole run: leave it out"
+                    "part: requires out, a folder for its rows, and no wandb, which is for the whole run"
                 )
 
     @property

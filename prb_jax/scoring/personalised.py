@@ -139,7 +139,7 @@ class PersonalisedModel(Scorer):
           RunError: No person was adapted to, or the folder cannot be written.
         """
         if not self.contexts:
-            raise RunError("states: nobody is known: adapt to people first")
+            raise RunError("states: there are no users; adapt to users first")
         self._texts.embed([one for known in self.contexts.values() for one in known])
         states = self._states([(known, _profile(known)) for known in self.contexts.values()])
         return save_states(folder, UserStates(tuple(self.contexts), states), **self._fit)

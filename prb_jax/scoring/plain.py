@@ -102,7 +102,7 @@ def function_scorer(
         return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
 
     if recorded and name is None and "<lambda>" in called:
-        raise RunError(f"{called}: a lambda has no name that tells it from others: give name=...")
+        raise RunError(f"{called}: a lambda has no name of its own; pass name=...")
     facts = facts or {"code": "not recorded: a change of the function's code is not seen"}
     return PlainScorer(called, compute, {"function": called, **facts}, one_by_one=True)
 

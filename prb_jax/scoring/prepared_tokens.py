@@ -109,7 +109,7 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
             raise DataError(f"{tokens}: no split {quote(split)}; it has {', '.join(sorted(splits))}")
         raise DataError(
             f"{tokens}: prepared for another model or view than {reader.name}: {first_difference(key, keys)}; prepare "
-            "the data for this one too, with the same --out, or give --data the source itself"
+            "the data for this one too, with the same --out, or use the source itself as --data"
         )
     store = open_store(path)
     if store.key != key:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.items import Held
@@ -63,10 +63,12 @@ class PromptExtras:
     )
     history: Data | None = option(
         None,
-        "labelled comparisons that --shots takes them from (default: earlier comparisons in the data)",
+        "labelled comparisons for --shots (default: earlier comparisons in the data)",
         "NAME_OR_PATH ...",
     )
     aspects: str | None = same_option(EvaluateOptions, "aspects", effect="result")
+
+    __repr__ = short_repr
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -84,7 +86,7 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
     if options.shots < 0:
         raise RunError(f"--shots: expected 0 or more, found {options.shots}")
     if options.history is not None and not options.shots:
-        raise RunError("--history: says where earlier comparisons are taken from: give --shots K too")
+        raise RunError("--history: requires --shots K")
     if not options.given:
         return inputs
     comparisons = list(inputs.comparisons)
@@ -100,7 +102,7 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
         texts, origin = read()
         missing = texts.count(None)
         if missing == len(texts):
-            raise RunError(f"--{name}: there is nothing to tell of any of the {len(texts)} comparisons")
+            raise RunError(f"--{name}: no hint is available for any of the {len(texts)} comparisons")
         hints[name] = origin | {"without": missing}
         for section, text in zip(sections, texts, strict=True):
             section += [] if text is None else [f"{heading}\n\n{text}"]
@@ -156,8 +158,8 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
             )
         if row["asked"] != asked_digest(comparison):
             raise DataError(
-                f"{folder}: the aspects of comparison {quote(comparison.id)} are of another question or profile: the "
-                "data changed since"
+                f"{folder}: the aspects of comparison {quote(comparison.id)} belong to another question or "
+                "profile: the data changed since"
             )
         texts.append(row["text"].strip() or None)
     contents = "\n".join(

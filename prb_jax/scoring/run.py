@@ -165,7 +165,7 @@ def check_scores_differ(run: ScoredRun) -> None:
         f"{explanation(run.job.scorer)}"
     )
     if len(comparisons) > _HANDFUL:
-        raise RunError(f"{message}. Its figures would say nothing of a model that works")
+        raise RunError(f"{message}. Its figures would be meaningless")
     warnings.warn(message, PrbWarning, stacklevel=2)
 
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from prb_jax.errors import public_dir
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
+from prb_jax.records.items import Held
 from prb_jax.records.options import refuse_given
+from prb_jax.scoring.inputs import warn_of_cuts, warn_without_profiles
 from prb_jax.text.view import ChosenView, View, ViewOptions, choose_view
 
 if TYPE_CHECKING:
@@ -55,6 +58,8 @@ class Scorer:
     # True if the score of a response depends on the other responses, so none may be left out
     compares: bool = False
     judges: ClassVar[bool] = False  # True for a language model that gives verdicts
+
+    __dir__ = public_dir
 
     def identity(self) -> Mapping[str, Any]:
         """Return everything about the model that decides its scores, JSON-ready.
@@ -150,10 +155,15 @@ class GivesRewards(Scorer):
     ) -> np.ndarray | list[np.ndarray]:
         """Return the scores from `stream` in the order given; only the array for a single comparison."""
         several = as_comparisons(comparisons, labelled=False)
+        warn_without_profiles(Held(several), self.reader, view=view)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
+        cut = 0
         for batch in self.stream(several, view=view, batch_tokens=batch_tokens):
+            cut += sum(truncation.any for truncation in batch.truncation)
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
+        if cut:
+            warn_of_cuts(cut, len(several), str(self.identity().get("name", "the model")))
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def reward(

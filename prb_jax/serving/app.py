@@ -139,7 +139,7 @@ def make_app(served: ServedModel) -> Starlette:
         | {"/v1/models": ("GET", models), "/metrics": ("GET", metrics)},
         check=check,
         statuses=_STATUSES,
-        failed="scoring failed: come again later",
+        failed="scoring failed: try again later",
         unknown=f"expected POST to {', '.join(ROUTES)}",
         count=served.metrics.count_answer,
     )
@@ -168,7 +168,7 @@ async def _score(request: Request, served: ServedModel) -> Response:
         async with asyncio.timeout(limits.seconds - (time.monotonic() - begun)):
             return await _unless_left(request, work())
     except TimeoutError:
-        raise RefusedError(503, f"not done within {limits.seconds:g} seconds: come again later") from None
+        raise RefusedError(503, f"not done within {limits.seconds:g} seconds: try again later") from None
 
 
 async def _unless_left(request: Request, work: Awaitable[Response]) -> Response:

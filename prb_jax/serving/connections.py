@@ -94,7 +94,7 @@ def _refusal(scope: Any, connections: int, limits: Limits) -> Response | None:
         # the boundary between two requests would be ambiguous (RFC 9112, section 6.1)
         status, message = 400, "expected Content-Length or Transfer-Encoding, found both"
     elif connections > limits.connections:
-        status, message = 503, f"more than {limits.connections} connections: come again later"
+        status, message = 503, f"more than {limits.connections} connections: try again later"
     else:
         return None
     log_answer(OTHER, status, 0.0)

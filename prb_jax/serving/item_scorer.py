@@ -52,12 +52,16 @@ def open_reward(
 
     if not is_judge(model):
         if judge is not None:
-            raise RunError(f"{model}: is no judge (judge:MODEL, pairs:MODEL): leave out how one is asked")
+            raise RunError(
+                f"{model}: is not a judge (judge:MODEL, pairs:MODEL); remove the options of judges"
+            )
         return open_scorer(model, loading, history=history)
     from prb_jax.behaviour.judges.judge import open_named_judge
 
     if parse_judge(str(model)).protocol == RUBRIC:
-        raise RunError(f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL")
+        raise RunError(
+            f"{model}: rates aspects of the true rubric, which no request contains; use judge:MODEL"
+        )
     if history is not None:
         raise RunError(f"history: {model} does not adapt to users: leave it out")
     return open_named_judge(str(model), judge, loading=loading, cache=None, concurrency=JUDGED_AT_ONCE)
@@ -118,7 +122,9 @@ def comparison_scores(
     options = ({} if scorer.uses else asdict(view)) | {"batch_tokens": batch_tokens}
     if given := [name for name, value in options.items() if value is not None]:
         name = scorer.identity().get("name", "this model")
-        raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
+        raise RunError(
+            f"{', '.join(given)}: no effect on {name}; remove {'it' if len(given) == 1 else 'them'}"
+        )
     why = "which is not a finite number"
     if isinstance(scorer, JudgeScorer):
         why = "the reply of the judge names no number of its scale"

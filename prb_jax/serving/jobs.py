@@ -15,10 +15,10 @@ PIECE = 20_000  # characters of a request, about, that are read at a time: some 
 
 
 class BusyError(PrbError):
-    """More waits than may wait, or the server is ending: the client may come again later."""
+    """More waits than may wait, or the server is ending: the client may try again later."""
 
     def __init__(self, waiting: int, most: int) -> None:
-        super().__init__(f"{waiting} responses wait, and at most {most} may: come again later")
+        super().__init__(f"{waiting} responses wait, and at most {most} may: try again later")
 
 
 @dataclass(eq=False)

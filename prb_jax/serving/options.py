@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prb_jax.behaviour.judges.options import JudgeOptions
+from prb_jax.errors import short_repr
 from prb_jax.records.options import option, section
 from prb_jax.scoring import HISTORY
 from prb_jax.scoring.inputs import Data
@@ -22,6 +23,8 @@ class Limits:
     connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
     seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
@@ -34,20 +37,22 @@ class ServeOptions:
 
     host: str = option(
         "127.0.0.1",
-        f"address (default: 127.0.0.1, this machine alone); another one needs a token in {TOKEN}",
+        f"address (default: 127.0.0.1, this machine only); another one requires a token in {TOKEN}",
         "HOST",
     )
-    port: int = option(8000, "(default: 8000); 0 picks one", "P", least=0)
-    token: str | None = None
+    port: int = option(8000, "port (default: 8000); 0 picks a free one", "P", least=0)
+    token: str | None = field(default=None, repr=False)
     view: ViewOptions = section(ViewOptions)
-    batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
+    batch_tokens: int | None = option(None, "approximate number of tokens computed at a time", least=1)
     prefix_cache: int | None = option(
         None,
-        "megabytes of keys and values of recent beginnings that are held; 0 for none (default: an eighth of the "
-        "machine's memory, where the model can keep any)",
+        "memory in megabytes for keys and values of recent prefixes; 0 turns the cache off (default: an eighth of the "
+        "machine's memory, if the model can keep prefixes)",
         "MB",
         least=0,
     )
     judge: JudgeOptions | None = None
     limits: Limits = section(Limits)
-    history: Data | None = option(None, f"{HISTORY} (default: their posts alone)", "NAME_OR_PATH ...")
+    history: Data | None = option(None, f"{HISTORY} (default: only their posts)", "NAME_OR_PATH ...")
+
+    __repr__ = short_repr

@@ -231,8 +231,8 @@ class RewardFunction:
         places = [place for place, item in enumerate(items) if item.response]
         if self._empty is None and (empty := set(range(len(items))) - set(places)):
             raise DataError(
-                f"{WHERE}: completion {min(empty)} is empty, which has no reward: give reward_fn(model, empty=...) "
-                "if it shall have one"
+                f"{WHERE}: completion {min(empty)} is empty, which has no reward: use "
+                "reward_fn(model, empty=...) to give it one"
             )
         for place, item in enumerate(items):
             if lacking := [field for field in self._require if not getattr(item, field)]:

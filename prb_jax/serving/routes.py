@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import quote
+from prb_jax.errors import listed, quote
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Message
 from prb_jax.records.conversation import split_response
@@ -77,6 +77,10 @@ def _one_score(scores: Sequence[Score], model: str) -> Any:
 
 
 def _score_documents(body: Body) -> ScoreRequest:
+    if body.get("documents") is None and body.get("text_2") is None:
+        expected = "missing; expected 'response_text' with 'query', or 'documents' with 'queries'"
+        given = listed([quote(name) for name in body], most=8) or "no fields"
+        checks.fail(body.where, "response_text", f"{expected}, found {given}")
     documents = fields.responses(body, "documents", "text_2")
     queries = fields.prompts(body, "queries", "text_1", "query", count=len(documents))
     return ScoreRequest(
@@ -176,7 +180,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
             checks.fail(label.where, name, "is shown with a question: expected 'question' beside it")
         return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
     if not isinstance(prompt, str) or not text.startswith(prompt):
-        about = "expected the beginning of the query, behind which its response stands"
+        about = "expected the beginning of the query, which the response follows"
         checks.fail(WHERE, f"prompts[{k}]", about)
     response = without_end_marks(text[len(prompt) :])
     messages = fields.prompt(question, f"labels[{k}].question")

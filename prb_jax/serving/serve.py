@@ -56,7 +56,7 @@ def serve(
     options, loading = options or ServeOptions(), loading or LoadOptions()
     if options.token is None and not is_loopback(options.host):
         raise RunError(
-            f"--host {options.host}: others than this machine could reach the server: set {TOKEN} to a token that "
+            f"--host {options.host}: other machines could reach the server: set {TOKEN} to a token that "
             "clients must send"
         )
     listening = bind(options.host, options.port)

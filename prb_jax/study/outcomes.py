@@ -128,7 +128,7 @@ def read_outcome(path: Path, asked: Outcome | None = None) -> Outcome:
         )
     for name in ("places", "short") if asked is not None else ():
         if not np.array_equal(arrays[name], getattr(asked, name)):
-            raise RunError(f"{path}: {name}: of other people or comparisons than this study asks for; {hint}")
+            raise RunError(f"{path}: {name}: belongs to other people or comparisons than this study; {hint}")
     return Outcome(
         arrays["places"], arrays["short"], dict(zip(names, margins, strict=True)), facts["figures"]
     )

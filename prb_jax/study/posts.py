@@ -13,13 +13,12 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process
-from prb_jax.records.options import from_flat
 from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.scoring.evaluate import Evaluation, evaluate, run_evaluation
+from prb_jax.scoring.evaluate import Evaluation, evaluate, evaluate_options, run_evaluation
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.options import EvaluateOptions
@@ -70,7 +69,7 @@ def evaluate_posts(
       PrbError: same as for `prb_jax.evaluate`.
     """
     given = signature(evaluate).bind(model, data, **options).arguments
-    return run_posts(model, data, profile_posts, from_flat(EvaluateOptions, given))
+    return run_posts(model, data, profile_posts, evaluate_options(given))
 
 
 def run_posts(model: Model, data: Data, profile_posts: Sequence[int], options: EvaluateOptions) -> PostsSweep:

@@ -152,7 +152,7 @@ def plan_study(
         if not (prior.numbers["scale"] or prior.numbers["spread"]):
             raise DataError(
                 f"{quote(METHOD.name)} found nothing personal in these data: the validation part chose no spread of "
-                "tastes, so that there is no gain to plan for"
+                "tastes, so there is no gain to plan for"
             )
         expected = ceiling(prior, part, shots=(shots,), mesh=devices)
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}

@@ -44,9 +44,9 @@ def build_internlm2(folder: Path) -> Any:
         ) from error
     normalizer = model.normalizer_spec
     if normalizer.precompiled_charsmap:
-        raise CheckpointError(f"{path}: normalises characters, which InternLM2's does not: not its tokenizer")
+        raise CheckpointError(f"{path}: normalises characters, unlike the tokenizer of InternLM2")
     if normalizer.remove_extra_whitespaces:
-        raise CheckpointError(f"{path}: removes blanks, which InternLM2's does not: not its tokenizer")
+        raise CheckpointError(f"{path}: removes blanks, unlike the tokenizer of InternLM2")
     added = {}
     for number, token in (config.get("added_tokens_decoder") or {}).items():
         added[int(number)] = token["content"]

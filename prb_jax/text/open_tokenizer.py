@@ -103,8 +103,8 @@ def checked_tokenizer(tokenizer: Any, name: str) -> Any:
 
 def _no_tokenizer(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model beside"
-        " its weights; commands with --tokenizer take those of another folder or hub id"
+        f"{name}: no tokenizer files (tokenizer.json or tokenizer.model): expected the model's tokenizer beside its "
+        "weights, or another folder or hub id with --tokenizer"
     )
 
 

@@ -266,7 +266,7 @@ class _PlainNamespace(Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace takes no name like {name!r}")
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot contain the name {name!r}")
         super().__setitem__(name, value)
 
 

@@ -341,7 +341,7 @@ def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]
     places = [text.rfind(_ANSWER) for text in answered]
     if min(places, default=0) < 0:
         raise CheckpointError(
-            f"{chat.name}: the chat template does not write the assistant's answer as it is, so nobody can tell where "
+            f"{chat.name}: the chat template does not write the assistant's answer as it is, so it is unknown where "
             "one begins; give another template with --chat-template FILE"
         )
     return [text[:place] for text, place in zip(answered, places, strict=True)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
+from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote, short_repr
 from prb_jax.records.options import option
 from prb_jax.records.reading import read_object
 from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
@@ -83,6 +83,8 @@ class ViewOptions:
         "L",
         least=1,
     )
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)

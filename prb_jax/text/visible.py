@@ -165,7 +165,7 @@ def _before_answer(comparison: Comparison, profile: str) -> Messages:
     *before, last = comparison.prompt or [Message("", "")]
     if last.role != "user":
         raise DataError(
-            f"comparison {quote(comparison.id)}: protocol paper shows a profile behind the user's last message, and "
-            "its prompt ends with none: use the default protocol"
+            f"comparison {quote(comparison.id)}: protocol paper shows a profile after the user's last message, but "
+            "its prompt does not end with one: use the default protocol"
         )
     return (*before, last.with_content(last.content + profile))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from numpy.typing import DTypeLike
 
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
@@ -21,6 +22,7 @@ from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.records.items import Held
+from prb_jax.records.options import choice_named
 from prb_jax.records.reading import read_object
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
@@ -47,7 +49,7 @@ def convert(
     *,
     adapter: bool = False,
     step: str | int | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     revision: str | None = None,
     base: str | None = None,
     tokenizer: str | None = None,
@@ -79,6 +81,7 @@ def convert(
     """
     if layout not in LAYOUTS:
         raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
+    dtype = choice_named(dtype, DTYPES)
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {quote(dtype)}")
     path, goal = Path(source).expanduser(), Path(target)

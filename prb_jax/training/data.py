@@ -139,7 +139,7 @@ def read_examples(
     sources: list[Mapping[str, Any]] = []
     if given is not None:
         if text:
-            raise RunError(f"config key '{role}': names {quote(text)}, but records are given in its place")
+            raise RunError(f"config key '{role}': names {quote(text)}, but records are given instead")
         comparisons = Held(read_comparisons(given, subset=subset, limit=limit))
         sources = [{"kind": "records", "sha256": digest(comparisons)}]
     parts = [(name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)]

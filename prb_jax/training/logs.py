@@ -160,7 +160,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _gap(path: Path, first: int, last: int) -> RunError:
     return RunError(
-        f"{path}: the rows of steps {first} to {last} are missing: put back the whole file; or, to compute them again, "
+        f"{path}: the rows of steps {first} to {last} are missing: restore the whole file; or, to compute them again, "
         f"remove the checkpoints of step {first} and later, and the lines of those steps"
     )
 

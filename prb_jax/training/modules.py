@@ -164,7 +164,7 @@ def start_from_module(
             )
     if tokenizer is not None and settings.tokenizer is not None:
         raise RunError(
-            f"config key 'tokenizer': names {quote(settings.tokenizer)}, but a tokenizer is given in its place"
+            f"config key 'tokenizer': names {quote(settings.tokenizer)}, but a tokenizer is given instead"
         )
     chosen = settings.tokenizer if tokenizer is None else tokenizer
     opened = open_module(

@@ -149,7 +149,7 @@ def _reopen_without_model(kind: RunKind, path: Path) -> None:
     if not any(one.name.isdigit() for one in path.glob(f"{CHECKPOINTS}/*")):
         raise RunError(
             f"{path}: the run is finished, but its {MODEL} was deleted, and there is no checkpoint to export it from: "
-            "put one of them back, or train again in another folder"
+            "restore one of them, or train again in another folder"
         )
     kind.reopen(path)
 

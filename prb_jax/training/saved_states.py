@@ -173,7 +173,7 @@ class Checkpoints:
                 for name in computed
                 if not isinstance(expected, dict) or computed[name] != expected.get(name)
             ]
-            raise RunError(f"{where}: damaged: {', '.join(wrong[:3])} is not what was saved")
+            raise RunError(f"{where}: damaged: {', '.join(wrong[:3])} differs from what was saved")
         return SavedState(step, arrays, facts)
 
     def close(self) -> None:

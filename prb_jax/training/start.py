@@ -94,7 +94,7 @@ def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) 
     if (folder / TABLE).exists():
         raise CheckpointError(
             f"{folder}: holds soft prompts of users ({TABLE}), which a new run would lose: start from a model without "
-            f"them; to train on from the weights alone, start from a copy of the folder without {TABLE} and {NAMES}"
+            f"them; to continue from the weights only, start from a copy of the folder without {TABLE} and {NAMES}"
         )
     check_convertible(model, where=opened.name)
     if model.config.num_labels != 1:

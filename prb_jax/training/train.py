@@ -90,7 +90,7 @@ def train(
         for name, value in (("tokenizer", tokenizer), ("wrt", wrt)):
             if value is not None:
                 raise RunError(
-                    f"{name}: is of a module given as model; a named one is described by the config alone"
+                    f"{name}: is only for a module given as model; the config describes a named model"
                 )
         kind, start = RewardTrainer, start_from(settings, read.train.comparisons, out=path)
     else:

@@ -253,7 +253,7 @@ def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
         if a != b and _plain(a) != _plain(b):
             raise DataError(
                 f"comparison {quote(comparison.id)}: responses[{other}] and responses[{k}] differ as text but have the"
-                " same tokens; the chat template or the tokenizer drops what tells them apart"
+                " same tokens; the chat template or the tokenizer drops the difference"
             )
 
 

@@ -123,7 +123,7 @@ def open_store(path: Path) -> TokenStore:
         file = path / f"{name}.npy"
         written = files.get(file.name) if isinstance(files, dict) else None
         if not isinstance(written, dict) or not isinstance(size := written.get("bytes"), int):
-            raise DataError(f"{path / STORE}: files: says nothing of {file.name}; {AGAIN}")
+            raise DataError(f"{path / STORE}: files: no entry for {file.name}; {AGAIN}")
         try:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: expected {size} bytes, found {file.stat().st_size}; {AGAIN}")

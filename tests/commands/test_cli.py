@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import prb_jax
 from prb_jax import PrbError, cli
 from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import keywords
+from prb_jax.models.readouts.load_options import LoadChoices
 from prb_jax.personal.few_shot.registry import METHODS
 from tests.json_lines import write_lines
 from tests.plain_process import ROOT, prb, prb_command
@@ -61,31 +61,6 @@ def test_limit_is_for_testing_only_and_says_so(evaluate, capsys):
     assert "limit: 2 -> null" in capsys.readouterr().err
     assert evaluate(model="baseline:best") == 2
     assert "unknown baseline 'baseline:best'" in capsys.readouterr().err
-
-
-def test_help_shows_the_first_steps_and_groups_every_verb(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    shown = capsys.readouterr().out
-    first = re.findall(r"^  prb (\S+)", shown, re.MULTILINE)
-    assert first == ["quickstart", "evaluate", "report", "compare", "train"]
-    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == list(cli.VERBS)
-    for verb in (verb for verbs in cli.VERBS.values() for verb in verbs):
-        assert len(re.findall(rf"^  {verb}(?: |$)", shown, re.MULTILINE)) == 1, verb
-
-
-@pytest.mark.parametrize(
-    ("verb", "usage"),
-    [
-        ("train", "prb train CONFIG [KEY=VALUE ...] --out DIR [options]"),
-        ("evaluate", "prb evaluate MODEL --data NAME_OR_PATH ... --out DIR [options]"),
-        ("judge", "prb judge [MODEL] --data NAME_OR_PATH ... --out DIR [options]"),
-    ],
-)
-def test_the_usage_says_what_is_needed(verb, usage, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([verb, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: {usage}\n")
 
 
 def test_methods_are_listed(capsys):
@@ -172,7 +147,8 @@ def test_a_verb_is_two_functions_of_its_file():
         (
             "evaluate",
             "evaluate",
-            {"columns", "rendered", "no_progress", "distributed", "config", "no_reference"},
+            {"columns", "rendered", "no_progress", "distributed", "config", "no_reference"}
+            | LoadChoices.__annotations__.keys(),
         ),
         ("correlate", "correlate", set()),
         ("convert", "convert", {"data", "to", "profile_posts", "out"}),

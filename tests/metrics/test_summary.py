@@ -156,7 +156,7 @@ def test_what_is_undefined_is_null_with_the_reason():
 @pytest.mark.parametrize(
     ("rows", "baselines", "message"),
     [
-        (HAND, {"baseline:length": HAND[:-1]}, "id 'c0' is in one of the two only"),
+        (HAND, {"baseline:length": HAND[:-1]}, "id 'c0' is in only one of the two"),
         ([], None, "no scored comparisons"),
         ([*HAND, pair("bad", float("nan"))], None, r"row 'bad': scores\[0\] is nan"),
     ],

@@ -144,7 +144,7 @@ def test_paired_difference_is_clustered_by_user():
 
 def test_rows_that_cannot_be_paired():
     a = rows([1, 0, 1])
-    with pytest.raises(DataError, match="id '2' is in one of the two only"):
+    with pytest.raises(DataError, match="id '2' is in only one of the two"):
         paired_difference(a, a[:2])
     with pytest.raises(DataError, match="an id twice"):
         paired_difference([*a, a[0]], a)

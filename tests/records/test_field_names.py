@@ -55,9 +55,9 @@ def test_a_name_like_that_of_a_field_is_told_once(data):
     texts = sorted(str(warning.message) for warning in told if warning.category is PrbWarning)
     assert len(texts) == 2, texts
     for text, name, field in zip(texts, ("posts", "user"), ("profile", "user_id")):
-        told_of = f"{name!r} is no field of a record and is not read; to read it as {field!r}"
-        assert f"{told_of}, end the name of the data in '?{field}={name}' (" in text
-        assert f"--columns {field}={name} " in text
+        told_of = f"{name!r} is not a field of a record, so it is not read; to read it as {field!r}"
+        assert f"{told_of}, add '?{field}={name}' to the name of the data (" in text
+        assert f"--columns {field}={name})" in text
 
 
 def test_columns_are_mapped(data, request):
@@ -79,8 +79,11 @@ def test_columns_are_mapped(data, request):
     ("columns", "message"),
     [
         ("user_id=voter", "x.jsonl: columns: user_id=voter: no field 'voter' in any record"),
-        ("uid=user", "columns: 'uid' is no field; expected FIELD=COLUMN with a field of a record: id, quest"),
-        ("user_id=id", "columns: user_id=id: 'id' is a field of a record by itself"),
+        (
+            "uid=user",
+            "columns: 'uid' is not a field; expected FIELD=COLUMN with a field of a record: id, quest",
+        ),
+        ("user_id=id", "columns: user_id=id: 'id' is itself a field of a record"),
         ("question=user", "x.jsonl:1: field 'question': given beside 'user', which is mapped to it"),
     ],
 )
@@ -100,7 +103,7 @@ def test_a_mapped_column_that_many_records_lack(tmp_path, monkeypatch):
 
 
 def test_generated_data_has_no_columns_to_map():
-    with pytest.raises(DataError, match="can be mapped in files, folders and data sets of the hub alone"):
+    with pytest.raises(DataError, match="can be mapped only in files, folders and hub data sets"):
         read_comparisons("personas:test-seen?user_id=user")
 
 
@@ -262,7 +265,7 @@ def test_layouts_of_other_tools_are_read(row, same, tmp_path):
     ("row", "message"),
     [
         ({"winner": "tie", "conversation_a": [ASKED, BAD], "conversation_b": [ASKED, GOOD]}, "'winner': 'tie' prefers"),
-        ({"text_chosen": "<s>a", "text_rejected": "<s>b"}, "'text_chosen': holds a whole conversation"),
+        ({"text_chosen": "<s>a", "text_rejected": "<s>b"}, "'text_chosen': contains a whole conversation"),
         ({"conversations": [{"from": "bot", "value": "a"}], **PAIR}, r"'conversations\[0\]\.from': expected one of"),
         ({"conversations": "a", **PAIR}, "'conversations': expected a list"),
         ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, "'rejected': exp"),

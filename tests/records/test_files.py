@@ -103,7 +103,7 @@ def test_bad_lines_are_named(tmp_path, line, message, suffix):
         ("x.json", b'[\n{"id": 1},\n{"id": "\xff"}]', ":3: invalid UTF-8: byte 0xff"),
         ("x.csv", b"id,question\n1,q\n2\n", ":3: expected 2 cells, one for each column, found 1"),
         ("x.csv", b"id,question,id\n", ":1: field 'id' is given twice"),
-        ("x.csv", b"1,q,a,b\n", ":1: names no field of a record; expected a first line as: id,question,chosen,"),
+        ("x.csv", b"1,q,a,b\n", ":1: names no field of a record: found the columns '1', 'q', 'a', 'b'"),
         ("x.csv", b'id,question\n1,"q\n', ":2: malformed CSV: unexpected end of data"),
         ("x.csv", b'id,labels\n1,"[1, 0"\n', ":2: field 'labels': expected JSON"),
         ("x.csv", b"id,profile\n1,\"[{'text': 't'}]\"\n", ":2: field 'profile': expected JSON"),

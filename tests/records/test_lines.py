@@ -148,5 +148,5 @@ def test_a_packed_array_has_a_largest_size(tmp_path, monkeypatch):
     content = b"[" + b",".join(b'{"a": 1}' for _ in range(300)) + b"]"
     assert len(list(read_rows(write(tmp_path / "x.json", content)))) == 300
     path = write(tmp_path / "x.json.gz", content)
-    with pytest.raises(DataError, match=rf"{path}: holds more than 1,000 bytes of JSON"):
+    with pytest.raises(DataError, match=rf"{path}: contains more than 1,000 bytes of JSON"):
         list(read_rows(path))

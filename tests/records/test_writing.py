@@ -23,11 +23,12 @@ def test_the_same_files_again_are_finished_already(
     assert (capsys.readouterr().err, two.read_bytes()) == ("", b"2")
     one.unlink()
     with pytest.raises(
-        RunError, match="two: is there already, with other contents; remove it, or give --out"
+        RunError,
+        match="two: exists already with other contents; remove it, or choose another name with --out",
     ):
         write_once({one: b"1", two: b"3"})
     assert not one.exists()
     write_once({one: b"1", two: b"3"}, replace=True)
     assert two.read_bytes() == b"3"
-    with pytest.raises(RunError, match="new: is there already"):
+    with pytest.raises(RunError, match="new: exists already"):
         write_once({tmp_path / "new": b"1"})

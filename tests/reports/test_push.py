@@ -94,7 +94,7 @@ def test_a_run_is_published_with_its_card(folder):
         refused = prb("push", "trained", "people/first", cwd=folder, **variables | {"HF_TOKEN": "hf_other"})
         assert refused.returncode == 2
         assert refused.stderr.splitlines() == [
-            "prb: error: people/first: the hub did not take it: no right to write there (status 401): "
+            "prb: error: people/first: the hub refused it: no right to write there (status 401): "
             "`hf auth login`, or set HF_TOKEN"
         ]
         assert len(server.commits) == 2
@@ -136,7 +136,7 @@ def test_no_network_is_one_line(folder):
     variables = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": TOKEN}
     done = prb("push", "trained", "people/first", cwd=folder, **variables)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("prb: error: people/first: the hub did not take it: ")
+    assert done.stderr.splitlines()[-1].startswith("prb: error: people/first: the hub refused it: ")
     assert "Traceback" not in done.stderr
 
 

@@ -103,7 +103,7 @@ def test_python_that_a_record_names_is_not_run(python, tmp_path, capsys):
         ("samples", None, r"run\.json: expected the field 'samples', found none; give --samples DIR"),
         ("sessions", [{"started": 3}], r"run\.json: field 'sessions"),
         ("sessions", [{"settings": 3}], r"run\.json: field 'sessions"),
-        ("inputs.rewards", {}, "reward: expected one of those of"),
+        ("inputs.rewards", {}, "reward: expected one of the rewards of"),
     ],
 )
 def test_fields_that_are_read_of_a_record_have_their_types(field, value, message, tmp_path):

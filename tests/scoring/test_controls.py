@@ -155,7 +155,7 @@ def test_the_default_is_blind_where_a_profile_is_seen(
     asked = prb.evaluate("baseline:profile-overlap", labelled, controls="all", progress=False).summary
     assert asked["controls"]["blind"]["ties"] == 30
     for options in ({"profile_posts": 0}, {"protocol": "paper"}):
-        with pytest.raises(RunError, match="controls=swap: the model is shown nothing of a user"):
+        with pytest.raises(RunError, match="controls=swap: the model sees no user information"):
             prb.evaluate(model, labelled, controls="swap", **options, **run)
     with pytest.raises(RunError, match="controls: expected none or blind or swap or all, found 'both'"):
         prb.evaluate(model, labelled, controls="both", **run)

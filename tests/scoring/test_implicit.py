@@ -136,7 +136,7 @@ def test_data_without_profiles_have_no_blind_control(models, tmp_path):
         out = tmp_path / str(len(controls))
         assert prb.evaluate(rm, data, out=out, progress=False).summary.get("controls", {}).keys() == controls
         assert (out / "controls").exists() == bool(controls)
-    with pytest.raises(prb.RunError, match="controls=blind: the model is shown nothing of a user"):
+    with pytest.raises(prb.RunError, match="controls=blind: the model sees no user information"):
         prb.evaluate(rm, named, controls="blind", progress=False)
 
 
@@ -170,8 +170,11 @@ def test_an_adapter_is_a_policy_and_its_base_the_reference(models, tmp_path):
 def test_what_does_not_go_together_is_refused(models, tmp_path):
     (policy, _), (reference, _) = models["policy"], models["reference"]
     refused = {
-        "belong to --reference BASE or --reference-free": {"beta": 2.0},
-        "give one of --reference and --reference-free": {"reference": reference, "reference_free": True},
+        "require --reference BASE or --reference-free": {"beta": 2.0},
+        "expected only one of --reference and --reference-free": {
+            "reference": reference,
+            "reference_free": True,
+        },
         "logprobs: average is for --reference-free": {"reference": reference, "logprobs": "average"},
         "beta: expected a number above 0, found 0": {"reference": reference, "beta": 0},
         "beta: expected a number above 0, found -1.0": {"reference": reference, "beta": -1.0},

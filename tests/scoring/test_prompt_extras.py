@@ -85,7 +85,7 @@ def test_personas_aspects_and_upper_bounds(tmp_path: Path) -> None:
     assert told_of(facts) == "narrative persona, oracle aspects, an upper bound"
     for text, message in (
         ('{"user_id": "ana"}', "personas.jsonl:1: expected the fields user_id and text"),
-        ('{"user_id": "z", "text": "x"}', "nothing to tell of any of the 3"),
+        ('{"user_id": "z", "text": "x"}', "no hint is available for any of the 3"),
         ('{"user_id": 1, "text": ""}\n' * 2, "personas.jsonl:2: a second persona of user '1'"),
     ):
         personas.write_text(text)
@@ -94,7 +94,7 @@ def test_personas_aspects_and_upper_bounds(tmp_path: Path) -> None:
     for given, message in (
         ({"aspects": "planned"}, "expected planned:DIR"),
         ({"aspects": "planned:nowhere"}, "nowhere: expected a run of `prb aspects`"),
-        ({"history": data}, "--history: says where"),
+        ({"history": data}, "--history: requires --shots"),
         ({"shots": -1}, "--shots: expected 0 or more"),
         ({"persona": "none.jsonl"}, "--persona: cannot read none.jsonl"),
     ):
@@ -118,7 +118,7 @@ def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw
     (tmp_path / "summary.json").write_text("{}")
     hints, facts = told(data, aspects=place)
     assert ("- short" in str(hints[0]), hints[1], facts["aspects"]["without"]) == (True, None, 1)
-    with pytest.raises(DataError, match="of another question or profile"):
+    with pytest.raises(DataError, match="belong to another question or profile"):
         told([record(0, question="New?"), record(1)], aspects=place)
     with pytest.raises(DataError, match="has no aspects of comparison 'c9'"):
         told([record(9)], aspects=place)

@@ -129,7 +129,7 @@ def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp
     before = (out / "scores.jsonl").read_bytes()
     for other in (contents.replace(b"yes 5", b"yes 6", 1), contents[:BLOCK]):
         copy.write_bytes(other)
-        with pytest.raises(DataError, match=r"data.jsonl: changed since it was scored .* put those back"):
+        with pytest.raises(DataError, match=r"data.jsonl: changed since it was scored .* restore them"):
             score(copy, out)
         assert (out / "scores.jsonl").read_bytes() == before
     copy.write_bytes(contents)

@@ -108,7 +108,7 @@ class TestPaperProtocol:
             return main(["evaluate", str(place), "--data", data, "--out", str(tmp_path / name), *options])
 
         assert run("refused") == 2
-        assert "2 labels, and nothing says which of them is the reward" in capsys.readouterr().err
+        assert "2 labels, and none is named as the reward" in capsys.readouterr().err
         assert not (tmp_path / "refused").exists()
         assert run("paper", "--protocol", "paper") == 0
         said = capsys.readouterr().err

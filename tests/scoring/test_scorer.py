@@ -65,7 +65,7 @@ def test_a_subclass_with_two_methods_is_evaluated_with_its_controls(tmp_path: Pa
 
 def test_options_that_a_scorer_does_not_use_are_refused_with_its_reason() -> None:
     prb.evaluate(Decided(), comparisons(4), profile_posts=3, progress=False)
-    with pytest.raises(prb.RunError, match=r"^max_length, batch_tokens: decided elsewhere: leave out here$"):
+    with pytest.raises(prb.RunError, match=r"^max_length, batch_tokens: decided elsewhere; remove them$"):
         prb.evaluate(Decided(), comparisons(4), max_length=9, batch_tokens=9, progress=False)
 
 

@@ -234,7 +234,7 @@ def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
     facts = read_json(path / "store.json")
     for files in ([1], {"pages.npy": 3}, {"pages.npy": {"bytes": None}}):
         (path / "store.json").write_text(json.dumps({**facts, "files": files}))
-        with pytest.raises(DataError, match=r"store\.json: files: says nothing of pages\.npy"):
+        with pytest.raises(DataError, match=r"store\.json: files: no entry for pages\.npy"):
             evaluate(model, str(copy), progress=False, **VIEW)
     (path / "store.json").write_text(json.dumps({"kind": "something else"}))
     with pytest.raises(DataError, match="not written by `prb prepare --model`"):

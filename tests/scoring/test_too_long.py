@@ -69,7 +69,7 @@ def test_a_benchmark_scores_what_is_left(model: RewardModel, tmp_path: Path) -> 
 
 def test_with_nothing_left_and_choices_without_effect_it_is_refused(model: RewardModel) -> None:
     long = [item for item in comparisons() if item.subset == "long"]
-    nothing_left = r"every comparison is too long, nothing is left to score; .*'c2'"
+    nothing_left = r"every comparison is too long, so nothing is left to score; .*'c2'"
     for scorer, options, error, message in (
         (model, {"max_length": LIMIT}, prb.DataError, nothing_left),
         (model, {"protocol": "paper"}, prb.RunError, "the paper protocol cuts responses"),

@@ -209,3 +209,5 @@ def test_a_model_of_profiles_on_data_without_any_is_told_once(runs, data, tmp_pa
         out = tmp_path / f"{method}-{source.stem}-{len(flags)}"
         evaluate(runs[method], "--data", source, "--out", out, *flags)
         assert capsys.readouterr().err.count(text) == count, (method, source)
+    with pytest.warns(prb.PrbWarning, match=text):
+        prb.load(runs["profile_context"]).score(prb.read_comparisons(plain))

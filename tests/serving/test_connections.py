@@ -103,7 +103,7 @@ def test_a_full_server_refuses_as_it_refuses_everything() -> None:
     with connected(url) as one, connected(url), connected(url) as three:
         three.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = received(three)
-        assert refusal(answer) == (b"503", "more than 2 connections: come again later")
+        assert refusal(answer) == (b"503", "more than 2 connections: try again later")
         assert b"retry-after: 1" in answer.lower()
         one.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         assert b" 200 " in one.recv(1000)

@@ -166,11 +166,11 @@ def test_what_no_score_can_come_from_is_one_error(classifier: Any, model: prb.Re
 
     refused("max_length: decided by the server", max_length=99)
     refused("dtype: decided by the server", dtype="float32")
-    refused("revision, chat_template: belong to --tokenizer", revision="r")
+    refused("revision, chat_template: require --tokenizer", revision="r")
     classifier.classes = 2
     refused("expected one finite number, the score of a classifier with one label")
     classifier.classes, classifier.names = 1, ["m", "n"]
-    refused("expected #MODEL behind the address, one of m, n")
+    refused("expected #MODEL after the address, one of m, n")
     assert prb.evaluate(f"{url}#n", DATA, profile_posts=2, progress=False).summary["n"] == 6
     classifier.sglang = True
     refused("SGLang classifies token ids, not messages: give --tokenizer NAME")

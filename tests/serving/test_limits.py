@@ -235,7 +235,7 @@ def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> 
             start(port=taken.getsockname()[1])
     with pytest.raises(RunError, match=r"cannot serve at 127\.0\.0\.1:70000"):
         start(port=70_000)
-    with pytest.raises(RunError, match="max_length: without effect on baseline:length"):
+    with pytest.raises(RunError, match="max_length: no effect on baseline:length"):
         start("baseline:length", port=0, view=ViewOptions(max_length=9))
 
 

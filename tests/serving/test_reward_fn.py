@@ -109,7 +109,7 @@ def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: 
                 TypeError, match="give reward_fn the path or name of the model, or the URL of a r"
             ):
                 send(prb.reward_fn(loaded, **options))
-    with pytest.raises(prb.RunError, match="max_length: without effect on baseline:length"):
+    with pytest.raises(prb.RunError, match="max_length: no effect on baseline:length"):
         prb.reward_fn("baseline:length", max_length=5)
 
 
@@ -156,7 +156,7 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
             (judge, {"protocol": "paper"}, alone),
             (judge, {"max_length": 99}, "has its own limit"),
             (judge, {"history": []}, "does not adapt to users"),
-            (f"rubric:{endpoint.url}#m", {}, "the true rubric, which no request holds: give judge:MODEL"),
+            (f"rubric:{endpoint.url}#m", {}, "the true rubric, which no request contains; use judge:MODEL"),
             ("baseline:length", {"judge": prb.JudgeOptions(template="x")}, "is no judge"),
         ):
             with pytest.raises(prb.RunError, match=message):

@@ -268,7 +268,14 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/score", {"query": "?"}, 400, "'documents': expected a text or a list of texts, found null"),
+        ("/score", {"query": "?"}, 400, "'response_text': missing; expected 'response_text' with 'query'"),
+        ("/score", {"query": "?", "response": "a"}, 400, "found 'query', 'response'"),
+        (
+            "/score",
+            {"query": "?", "documents": []},
+            400,
+            "'documents': expected a text or a list of texts, found [] (list)",
+        ),
         ("/score", {"response_text": 3, "query": "?"}, 400, "'response_text': expected a string, found 3"),
         ("/score", {"response_text": "", "query": "?"}, 400, "responses[0]"),
         ("/score", {"response_text": "\ud800", "query": "?"}, 400, "lone surrogate"),

@@ -82,8 +82,8 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for wrong, message in (
         (["--data", data], "--data: expected --to trl"),
-        ([*command[1:], "--step", "3"], "--data: expected --to trl beside it, found --step"),
-        (["--to", "trl", "a", "b"], "--to: is about data, and needs --data"),
+        ([*command[1:], "--step", "3"], "--data: expected --to trl with it, found --step"),
+        (["--to", "trl", "a", "b"], "--to: requires --data"),
     ):
         assert cli.main(["convert", *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -318,7 +318,7 @@ def test_what_is_refused(tokenizer: Path, tmp_path: Path) -> None:
     refused("needs one", given=None)
     refused("expected an nnx.Param", Bare())
     refused("expected a method score_tokens", nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    with pytest.raises(prb.RunError, match="tokenizer: is of a module given as model"):
+    with pytest.raises(prb.RunError, match="tokenizer: is only for a module given as model"):
         prb.train({"model": "scratch"}, tokenizer=tokenizer, data=rows(4), out=tmp_path / "run")
 
     module = tiny_module()

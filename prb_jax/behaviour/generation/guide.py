@@ -106,15 +106,11 @@ def guide(
         model: Any = open_scorer(reward, loading, history=read_history(history))
         guiding = Guide(model=model, weight=weight, candidates=candidates, chunk=chunk)
     elif chunk is not None:
-        raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
+        raise DataError("chunk: requires a reward model; add one, or remove chunk")
     elif loading.is_implicit:
-        raise DataError(
-            "reference: the policy alone has no reward: expected a reward beside it, or no reference"
-        )
+        raise DataError("reference: requires a reward model; add one, or remove reference")
     elif history is not None:
-        raise DataError(
-            "history: a policy without a reward model learns no users: expected a reward model, or no history"
-        )
+        raise DataError("history: requires a reward model that learns users; add one, or remove history")
     judge: Any = None if quality is None else open_scorer(quality, of_quality)
     result = sample_data(
         opened,

@@ -100,7 +100,7 @@ class Guide:
         """
         if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
             raise DataError(
-                "guided tokens are chosen among the candidates: expected no rule except the temperature"
+                "guided tokens are chosen among the candidates: remove all rules except the temperature"
             )
         if self.weight == 0:
             yield from policy.draw(prompts, options, rows=rows, skip=skip)

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import DTypeLike
 
 from prb_jax.behaviour.generation.programs import (
     Cut,
@@ -282,7 +283,7 @@ def load_policy(
     model: str | Path,
     *,
     mesh: str | Mesh | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     revision: str | None = None,
     base: str | Path | None = None,
     chat_template: str | None = None,

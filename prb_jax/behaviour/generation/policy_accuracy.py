@@ -77,7 +77,7 @@ class PolicyAccuracy(RunResult):
 
 def policy_accuracy(
     policy: str | Path | Policy,
-    rewards: Sequence[str],
+    rewards: str | Sequence[str],
     data: Any,
     *,
     out: str | Path,
@@ -103,7 +103,7 @@ def policy_accuracy(
 
     Args:
       policy: Policy, or any model that :func:`prb_jax.load_policy` accepts.
-      rewards: Models or baselines, as for `prb evaluate`.
+      rewards: Models or baselines, as for `prb evaluate`: a list, or a text with commas.
       data: Data, as for :func:`prb_jax.evaluate`.
       out: Run folder.
       strengths: Values of lambda; 0 is added if missing.
@@ -123,6 +123,7 @@ def policy_accuracy(
       PrbError: models, data, choices or folder cannot be used.
     """
     path = RUNS.check_together(out)
+    rewards = rewards.split(",") if isinstance(rewards, str) else rewards
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)

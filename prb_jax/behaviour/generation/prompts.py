@@ -77,7 +77,7 @@ def comparison_prompts(
                 if len(ids) > limit:
                     raise IdsTooLongError(
                         f"comparison {quote(comparison.id)}: its prompt has {len(ids)} tokens without profile; "
-                        f"expected at most {limit}, so that the new tokens fit into the model's context"
+                        f"expected at most {limit}, to leave room for the new tokens in the model's context"
                     )
                 return ids
 

@@ -109,7 +109,7 @@ class BestOfN(RunResult):
 
 def best_of_n(
     samples: str | Path,
-    rewards: Sequence[str],
+    rewards: str | Sequence[str],
     *,
     out: str | Path,
     quality: str = REFERENCE,
@@ -129,7 +129,7 @@ def best_of_n(
     Args:
       samples: Run folder of `prb sample`; or a JSON-lines file of {id, sample, text}, texts from any source for the
         comparisons of ``data``.
-      rewards: Models or baselines, as for `prb evaluate`, or judges
+      rewards: Models or baselines, as for `prb evaluate`, or judges: a list, or a text with commas
         (:class:`prb_jax.behaviour.judges.options.JudgeName`).
       out: Run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
@@ -149,6 +149,7 @@ def best_of_n(
       CheckpointError, MeshError: a model cannot be loaded.
     """
     path = RUNS.check_together(out)
+    rewards = rewards.split(",") if isinstance(rewards, str) else rewards
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     if quality == REFERENCE:
@@ -298,7 +299,7 @@ def _readable(
         if finite.any():
             readable.append(prompt.at(np.flatnonzero(finite)))
     if not readable:
-        raise DataError("no sample has a number of every judge: their replies could not be read")
+        raise DataError("no sample has a rating by every judge, because their replies could not be read")
     return readable, known, unread
 
 

@@ -74,7 +74,7 @@ def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
         run, rows = RUNS.read_finished(path), read_samples(path)
     names = list(data or ())
     if not names and not run.get("data"):
-        raise DataError(f"{path}: its data was given from Python: name it with --data")
+        raise DataError(f"{path}: its data came from Python: name it with --data")
     names = names or recorded_sources(run["data"], where=str(path / RUN))
     drawn_from = run["inputs"].get("data")
     if drawn_from is None:
@@ -115,7 +115,7 @@ def _read_file(
 ) -> tuple[dict[str, Any], Mapping[tuple[str, int], Row]]:
     """Return the known facts about the samples in a file, and its rows by comparison and number."""
     if not data:
-        raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
+        raise DataError(f"{path}: a file of samples requires its data: name it with --data")
     rows = dict(replace(SAMPLE_ROWS, schema=_TextLine, hint="correct the line").read(path))
     most = max(Counter(name for name, _ in rows).values(), default=0)
     digest = sha256(path.read_bytes()).hexdigest()

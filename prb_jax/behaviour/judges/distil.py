@@ -91,7 +91,7 @@ def distil(
     folder = Path(run)
     record = RUNS.read_finished(folder)
     names = list(record["inputs"]["rewards"])
-    expected = f"reward: expected one of those of {folder}: {', '.join(names)}"
+    expected = f"reward: expected one of the rewards of {folder}: {', '.join(names)}"
     if reward is None and len(names) != 1:
         raise DataError(expected)
     reward = reward or names[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prb_jax.behaviour.judges.formats import GENERATIVE, GenerativeModel, find_generative
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.options import option, section
 from prb_jax.records.reading import parse_json
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
@@ -42,10 +42,11 @@ class JudgeOptions:
 
     protocol: str = option(
         str(TextProtocol.DEFAULT),
-        "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
-        "separate number for each response; ranking: the best of all responses, as on RewardBench 2; rubric: 0, 1 or "
-        "2 for each aspect of the true rubric (an upper bound); paper-score, paper-rubric: the same with the prompts "
-        "of Personalised RewardBench; others: the format of a generative reward model",
+        "prompts of the judge. default: both orders; paper: one order by a seeded coin, a reply without a verdict "
+        "counts as A; score: a separate number for each response; ranking: the best of all responses, as on "
+        "RewardBench 2; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); paper-score, "
+        "paper-rubric: the same with the prompts of Personalised RewardBench; others: the "
+        "formats of generative reward models",
         choices=JUDGE_PROTOCOLS,
     )
     template: str | None = option(
@@ -119,6 +120,8 @@ class JudgeOptions:
     )
     seed: int = option(0, "seed of --controls swap, drawn replies, knock-outs and rankings", least=0)
     max_length: int | None = option(None, "longest conversation of a MODEL, in tokens", "L", least=1)
+
+    __repr__ = short_repr
 
     @property
     def posts(self) -> int:

@@ -165,7 +165,7 @@ class Reward:
             if self.settings.failed is None:
                 raise RunError(
                     f"step {step}: the reward {self.name} {what}; the first comparison without a score: "
-                    f"{quote(ask.comparison.id)}. Nothing was updated in this step; once the reward is put right, the "
+                    f"{quote(ask.comparison.id)}. Nothing was updated in this step; after you fix the reward, the "
                     "same command continues the run"
                 ) from cause
             places = [rollout for rollouts in ask.rollouts for rollout in rollouts]

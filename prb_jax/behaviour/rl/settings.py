@@ -227,7 +227,7 @@ def check_used(settings: PpoSettings, *, given: Sequence[str] = ()) -> None:
         of_texts = section in ("rollout", "scoring") and key not in _IN_STEPS
         if settings.algorithm not in users and not (of_texts and settings.watch.data is not None):
             raise DataError(
-                f"{key}: expected nothing but its default {quote(unset[key])} with algorithm={settings.algorithm}, "
+                f"{key}: expected its default {quote(unset[key])} with algorithm={settings.algorithm}, "
                 f"which does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found "
                 f"{quote(value)}"
             )

@@ -106,7 +106,7 @@ class PlanOptions:
     )
     quantize: str | None = same_option(LoadOptions, "quantize")
     attention: str = same_option(LoadOptions, "attention")
-    dtype: str = option("bfloat16", "", choices=DTYPES)
+    dtype: str = option("bfloat16", "type of weights and activations", choices=DTYPES)
 
 
 def parse_topology(name: str) -> tuple[Chip, int]:

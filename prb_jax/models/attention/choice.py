@@ -111,7 +111,7 @@ def attend_streams(
     laid out for."""
     table = type(batch.blocks)
     if table is not BlockTable and options.get("sinks") is not None:
-        raise NotImplementedError("attention sinks: only the XLA program over blocks has them")
+        raise NotImplementedError("attention sinks: only the XLA program over blocks supports them")
     # Imported here because kernels import slowly and only some machines have them.
     attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
     return attend(q, k, v, batch=batch, mesh=mesh, **options)

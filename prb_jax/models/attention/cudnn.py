@@ -72,7 +72,7 @@ def cudnn_stream_attention(
         RuntimeError: cuDNN is missing (from JAX).
     """
     if softcap is not None:
-        raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
+        raise NotImplementedError(f"cuDNN's attention does not support softcap, found {softcap:g}")
     call = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
     table, how = batch.table(window), _Blocks(call, window, copied_tokens)
     if not isinstance(table, KeyTable):

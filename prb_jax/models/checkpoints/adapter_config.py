@@ -164,7 +164,8 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
 
     if raw.get("peft_type") != "LORA":
         raise wrong(
-            "peft_type", "LORA: other adapters are not followed; merge it into its base with PEFT first"
+            "peft_type",
+            "LORA: other kinds of adapters are not supported; merge it into its base with PEFT first",
         )
     for name, value in raw.items():
         if name not in _NEUTRAL | _FOLLOWED and value not in (None, False, {}, [], ""):

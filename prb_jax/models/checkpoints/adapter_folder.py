@@ -51,7 +51,7 @@ def adapted_folder(adapter: Path, base: str | Path | None) -> Path:
     config, revision = read_adapter_config(adapter), None
     if base is None and config.base is None:
         raise CheckpointError(
-            f"{config.where}: names no base_model_name_or_path: name the base model with --base"
+            f"{config.where}: has no base_model_name_or_path; name the base model with --base"
         )
     if base is None and not Path(str(config.base)).expanduser().is_dir():
         revision = config.revision
@@ -166,7 +166,7 @@ def _tensors(
         part = next((part for part in _FACTORS if plain.endswith(f".{part}")), None)
         parts = {} if part is None else factors.setdefault(plain.removesuffix(f".{part}"), {})
         if plain in saved or part in parts:
-            raise CheckpointError(f"{path}: tensor '{name}': is there twice, with and without 'default'")
+            raise CheckpointError(f"{path}: tensor '{name}': occurs twice, with and without 'default'")
         if part is not None:
             parts[part] = tensor
         elif (

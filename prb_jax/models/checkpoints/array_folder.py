@@ -72,7 +72,7 @@ def read_arrays(
 
     quiet_orbax()
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; expected the arrays that lie beside its description")
+        raise RunError(f"{folder}: no such folder; expected the arrays beside their description")
     try:
         target = {
             name: jax.ShapeDtypeStruct(
@@ -88,7 +88,7 @@ def read_arrays(
         raise RunError(f"{folder}: cannot be read: {reason_of(error)}") from error
     sums = checksums(restored)
     if wrong := [name for name, one in described.items() if sums.get(name) != one["checksum"]]:
-        raise RunError(f"{folder}: damaged: {', '.join(wrong[:3])} is not what was saved")
+        raise RunError(f"{folder}: damaged: {', '.join(wrong[:3])} differs from what was saved")
     return dict(restored)
 
 

@@ -38,7 +38,7 @@ def as_stored(index: WeightIndex) -> WeightIndex:
         tensors = {name.replace(_SAVED, "."): tensor for name, tensor in trained.items()}
         if len(tensors) < len(trained):
             raise CheckpointError(
-                f"{index.folder}: a tensor is there twice, with and without '{_SAVED.strip('.')}'"
+                f"{index.folder}: a tensor occurs twice, with and without '{_SAVED.strip('.')}'"
             )
         told.append(f"modules of PEFT are read from '{_SAVED.strip('.')}', not from 'original_module'")
     tensors = {name: replace(tensor, name=name) for name, tensor in tensors.items()}

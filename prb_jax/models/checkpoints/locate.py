@@ -9,9 +9,12 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, first_line, quote
 from prb_jax.models.checkpoints.weight_file import read_header
-from prb_jax.platform.paths import localised, shown
+from prb_jax.platform.hub import connection_fault, hub_or_copies
+from prb_jax.platform.paths import is_path, localised, near_path, shown
 from prb_jax.platform.processes.sharing import process_count, process_index
 from prb_jax.records.digests import check_digests
+from prb_jax.records.files import has_known_suffix
+from prb_jax.records.intake import MODEL_FIRST
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.seams import get
@@ -80,25 +83,28 @@ def _folder(name: str | Path, revision: str | None) -> ModelFolder:
             )
         return ModelFolder(shown(str(name)), _without_pipes(_trained_model(path)), None)
     if path.exists():
-        raise CheckpointError(f"{path}: expected a model folder, found a file")
+        hint = f"; is it data? {MODEL_FIRST}" if has_known_suffix(path) else ""
+        raise CheckpointError(f"{path}: expected a model folder, found a file{hint}")
     text = str(name)
-    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+    if text.startswith((".", "/", "~")) or text.count("/") != 1 or is_path(text):
         raise CheckpointError(
             f"{text}: no such folder (a model is a local folder, a hub id like 'org/name', or a "
-            "built-in baseline such as 'baseline:length')"
+            f"built-in baseline such as 'baseline:length'){near_path(path)}"
         )
     from huggingface_hub import snapshot_download
 
     try:
-        snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
-        if not _has_safetensors(snapshot):
-            wanted = [*_WANTED, *_TORCH]
-            snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
+        with hub_or_copies():
+            snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
+            if not _has_safetensors(snapshot):
+                wanted = [*_WANTED, *_TORCH]
+                snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
     except Exception as error:
-        reason = first_line(error)
-        raise CheckpointError(
-            f"{text}: no such folder here, and it cannot be fetched from the hub: {reason}"
-        ) from error
+        if fault := connection_fault():
+            reason = f"no copy in the hub's cache, and the hub cannot be reached ({fault})"
+        else:
+            reason = f"and it cannot be fetched from the hub: {first_line(error)}"
+        raise CheckpointError(f"{text}: no such folder here, {reason}") from error
     return ModelFolder(text, snapshot, snapshot.name)
 
 

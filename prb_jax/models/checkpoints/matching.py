@@ -119,7 +119,7 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
             "`prb train ... init_head=true`"
         )
     return CheckpointError(
-        f"{index.folder}: the score head '{HEAD_KEY}' is missing and would have to be made up at random. {why}"
+        f"{index.folder}: the score head '{HEAD_KEY}' is missing, so it would have to be random. {why}"
     )
 
 

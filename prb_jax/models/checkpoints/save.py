@@ -83,7 +83,7 @@ def save_params(
         folder.mkdir(parents=True, exist_ok=True)
         if present := sorted(path.name for path in folder.glob("model*.safetensors*")):
             raise CheckpointError(
-                f"{folder}: already holds weights ({', '.join(present[:3])}): choose another folder"
+                f"{folder}: already contains weights ({', '.join(present[:3])}): choose another folder"
             )
         for name, shard in zip(names, shards, strict=True):
             with whole_file(folder / name) as file:

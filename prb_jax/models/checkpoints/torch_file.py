@@ -79,7 +79,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
     except CheckpointError:
         raise
     except Exception as error:  # a broken or hostile pickle can raise anything
-        raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {first_line(error)}") from error
+        raise CheckpointError(f"{path}: data.pkl is not a state dict: {first_line(error)}") from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: expected a state dict, found {type(state).__name__}")
     with open_file(path) as file:
@@ -94,7 +94,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> by
     with archive.open(name) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise CheckpointError(f"{path}: {name} is too large to be that of a state dict")
+        raise CheckpointError(f"{path}: {name} is too large for a state dict")
     return data
 
 
@@ -122,8 +122,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in parts:
             return parts[module, name]
         raise CheckpointError(
-            f"{self._path}: the pickle asks for '{module}.{name}', which is no part of a state dict and is not run; "
-            f"if you trust it, {_REMEDY}"
+            f"{self._path}: the pickle asks for '{module}.{name}', which is not part of a state dict, so it is not "
+            f"run; if you trust it, {_REMEDY}"
         )
 
     def persistent_load(self, pid: Any) -> Any:

@@ -123,7 +123,7 @@ def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
         single, index = folder / single_file, folder / index_file
         if single.exists() and index.exists():
             raise CheckpointError(
-                f"{folder}: holds both {single_file} and {index_file}: remove the one that is stale"
+                f"{folder}: holds both {single_file} and {index_file}: remove the stale one"
             )
         if single.exists():
             return WeightIndex(folder, (single,), read_tensors(single))
@@ -285,7 +285,7 @@ def _no_weights(folder: Path) -> CheckpointError:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     if "adapter_model.safetensors" in names:
         return CheckpointError(
-            f"{folder}: holds an adapter (adapter_model.safetensors) and no model: "
+            f"{folder}: contains an adapter (adapter_model.safetensors) but no model: "
             "merge it into its base model first"
         )
     pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]

@@ -187,7 +187,7 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
     if family.language_model in config.architectures[:1]:
         raise CheckpointError(
             f"{where}: '{family.language_model}' is a causal language model, not a reward model: it has no score "
-            f"head, and one made up at random would give meaningless scores. Expected {family.architecture}; if its "
+            f"head, and a random one would give meaningless scores. Expected {family.architecture}; if its "
             "reward is a logit of its vocabulary, name it: --readout vocabulary:ID; if it was exported by "
             "LLaMA-Factory or TRL, the file value_head.safetensors or value_head.bin is missing beside its weights; "
             "`prb train ... init_head=true` trains a new head"

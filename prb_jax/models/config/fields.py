@@ -193,7 +193,7 @@ class FieldReader:
                 )
         for name, value in neutral.items():
             if self.has(name) and self.value(name) != value:
-                raise self.error(name, f"{value!r} or no such field, as another value is not followed here")
+                raise self.error(name, f"{value!r} or no such field, because other values are not supported")
 
     def _given(self, name: str, default: Any) -> bool:
         self.read.add(name)

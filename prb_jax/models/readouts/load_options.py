@@ -5,18 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from prb_jax.errors import short_repr
 from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS, Together
-from prb_jax.records.options import option
+from prb_jax.records.options import choice_named, option
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+    from numpy.typing import DTypeLike
 else:
-    Mesh = object  # the command line reads field types without starting JAX
+    Mesh = DTypeLike = object  # the command line reads field types without starting JAX
 
 IMPLICIT = ("reference", "beta", "reference_free", "logprobs")
 """Fields of :class:`LoadOptions` for the rewards of a policy."""
+
+
+class LoadChoices(TypedDict, total=False):
+    """Keywords of a public function that opens a model, explained in :func:`prb_jax.load`."""
+
+    mesh: str | Mesh | None
+    dtype: DTypeLike | None
+    revision: str | None
+    base: str | Path | None
+    tokenizer: str | Path | Any
+    chat_template: str | None
+    readout: str | None
+    quantize: str | None
+    attention: str
+    reference: str | Path | None
+    beta: float
+    reference_free: bool
+    logprobs: Together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +46,7 @@ class LoadOptions:
     mesh: str | Mesh | None = option(
         None, "mesh axes and sizes, e.g. fsdp=4,tensor=2 (default: all devices)", "M"
     )
-    dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
+    dtype: str | None = option(None, "type of the weights (default: the checkpoint's)", choices=DTYPES)
     quantize: str | None = option(
         None,
         "eight-bit format of the layers' matrices; int8 and fp8 also quantise activations",
@@ -73,6 +93,11 @@ class LoadOptions:
 
     template_variables: Mapping[str, Any] | None = None
     """Values of variables in the chat template, e.g. ``{"enable_thinking": False}``."""
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", choice_named(self.dtype, DTYPES))
 
     @property
     def is_implicit(self) -> bool:

@@ -98,9 +98,7 @@ class RewardModule(HeadedDecoder):
                 "a reward model reads whole rows of one conversation: expected no cache, no segments"
             )
         if self.config.head.needs:
-            raise ValueError(
-                "this model's head needs the end of a conversation: only score_tokens can be asked for"
-            )
+            raise ValueError("this model's head needs the end of a conversation: use score_tokens")
         tokens = jnp.asarray(inputs)
         real = jnp.ones(tokens.shape, bool)
         if attention_mask is not None:

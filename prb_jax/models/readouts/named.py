@@ -52,9 +52,7 @@ def named_row(readout: str) -> ModelRow:
         ways = ", ".join(f"{name}:{way}" for way in rows[name].ways)
         expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
     elif name in rows:
-        expected = (
-            f"'{name}' does not score steps, so there is nothing to put together: expected '{name}' alone"
-        )
+        expected = f"'{name}' does not score steps, so there is nothing to combine: expected only '{name}'"
     else:
         forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...", "steps:ID", "steps:ID:min")
         expected = f"expected one of {', '.join((*READOUTS, *rows, *steps, *forms))}"

@@ -62,7 +62,7 @@ def open_pair_model(folder: ModelFolder, options: LoadOptions) -> tuple[EncoderF
     if config.type_vocab_size:
         raise CheckpointError(
             f"{where}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
-            "token types of pairs are not followed"
+            "token types of pairs are not supported"
         )
     index = index_folder(path)
     shapes = {name: tensor.shape for name, tensor in index.tensors.items()}

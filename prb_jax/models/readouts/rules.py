@@ -36,8 +36,8 @@ def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
         return "logit"
     if name in (None, "logit"):
         raise CheckpointError(
-            f"{where}: the score head has {num_labels} labels, and nothing says which of them is the reward: "
-            f"choose --readout first-logit or last-softmax (protocol paper alone takes {PAPER_READOUT} by itself)"
+            f"{where}: the score head has {num_labels} labels, and none is named as the reward: "
+            f"choose --readout first-logit or last-softmax (only protocol paper has a default, {PAPER_READOUT})"
         )
     return str(name)
 

@@ -234,8 +234,8 @@ def score_sequences(graphdef: Any, state: Any, batch: SequenceBatch) -> jax.Arra
     after = {path: variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(module))}
     if changed := ["/".join(map(str, path)) for path in before if after.get(path) is not before[path]]:
         raise RunError(
-            f"{name}: expected rewards that depend on the parameters and the tokens alone, found a change of "
-            f"{listed(changed)}: what is drawn or averaged in a call must not be used in evaluation mode"
+            f"{name}: expected rewards that depend only on the parameters and the tokens, found a change of "
+            f"{listed(changed)}: random draws and running averages must be off in evaluation mode"
         )
     return rewards
 

@@ -66,7 +66,7 @@ class IdealPoints(Network):
         if isinstance(self.prototypes, nnx.Param):
             return self.prototypes[...]
         if responses.prompts is None:
-            raise DataError("pal with of_prompt needs the states of the questions alone (`prompts`)")
+            raise DataError("pal with of_prompt needs separate states of the questions (`prompts`)")
         points = self.prototypes(responses.prompts)
         return points.reshape(*points.shape[:-1], self.settings.prototypes, self.settings.width)
 

@@ -215,7 +215,7 @@ class Store:
                 raise OSError(errno.EIO, f"the upload is gone: {_reason(error)}") from error
             expected = base64.b64encode(digest.digest()).decode()
             if stored not in (None, expected):
-                raise OSError(errno.EIO, f"the store holds the MD5 {stored}, expected {expected}")
+                raise OSError(errno.EIO, f"the store has the MD5 {stored}, expected {expected}")
 
         self._write(name, copy)
 

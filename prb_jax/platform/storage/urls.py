@@ -153,7 +153,10 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             for parameter, value in given.arguments.items():
                 if (name, parameter) in _NAMES:
                     continue
-                if signature.parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD:
+                if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
+                    named = {key: localised(one, output=key in OUTPUTS) for key, one in value.items()}
+                    given.arguments[parameter] = named
+                else:
                     given.arguments[parameter] = localised(value, output=parameter in OUTPUTS)
             return function(*given.args, **given.kwargs)
 

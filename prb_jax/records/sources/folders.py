@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from prb_jax.errors import DataError, counted, first_line, listed, quote
+from prb_jax.platform.hub import connection_fault, hub_or_copies
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
 from prb_jax.records.field_names import FieldNames
@@ -140,19 +141,19 @@ def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
     if not files:
         raise DataError(f"{folder}: cannot be read as a data set: no data files in it")
     unread = [file for file in files if not has_known_suffix(file)]
-    _refuse(folder, unread, "of a kind that is not read")
+    _refuse(folder, unread, "of an unsupported kind")
     files_by_config: dict[str | None, list[tuple[Path, set[str]]]] = {}
     for file in files:
         config, splits = _place(PurePosixPath(file.relative_to(folder).as_posix()))
         files_by_config.setdefault(config, []).append((file, splits))
     if len(files_by_config) > 1:
         beside = [file for file, _ in files_by_config.get(None, ())]
-        _refuse(folder, beside, "beside sub-folders, which are the subsets,")
+        _refuse(folder, beside, "beside sub-folders, which are the subsets")
     layout: dict[str | None, dict[str, list[Path]]] = {}
     for config, members in files_by_config.items():
         named = any(splits for _, splits in members)
         unread = [file for file, splits in members if named and len(splits) != 1]
-        _refuse(folder, unread, "whose names say no split, or several,")
+        _refuse(folder, unread, "whose names contain no split, or several")
         layout[config] = {}
         for file, splits in members:
             layout[config].setdefault(splits.pop() if named else "train", []).append(file)
@@ -191,8 +192,8 @@ def _refuse(folder: Path, files: Collection[Path], why: str) -> None:
     if files:
         names = [file.relative_to(folder).as_posix() for file in files]
         raise DataError(
-            f"{folder}: holds {counted(len(names), 'data file')} {why} and would not be read: "
-            f"{listed(names, most=5)}; remove or rename, or declare in {README} what is to be read"
+            f"{folder}: contains {counted(len(names), 'data file')} {why}: {listed(names, most=5)}; remove or rename "
+            f"them, or declare the files to read in {README}"
         )
 
 
@@ -357,13 +358,14 @@ def _load(name: str, config: str, *, split: str, columns: FieldNames | None, pla
 def _loading(name: str) -> Iterator[None]:
     """One line for whatever ``datasets`` finds wrong."""
     try:
-        yield
+        with hub_or_copies():
+            yield
     except DataError:
         raise
     except ConnectionError as error:
         raise DataError(
-            f"{name}: no such file or folder, and the hub cannot be reached ({_reason(error)}); "
-            "without a network, give the folder of a downloaded copy"
+            f"{name}: no such file or folder, no copy in the hub's cache, and the hub cannot be reached "
+            f"({connection_fault() or _reason(error)}); without a network, name the folder of a downloaded copy"
         ) from error
     except Exception as error:  # readers raise many types of errors; the chain keeps the details
         raise DataError(f"{name}: cannot be read as a data set: {_reason(error)}") from error

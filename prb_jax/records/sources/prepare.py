@@ -53,7 +53,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
 
     wanted = made_of(sources, splits)
     if is_prepared(out) and metadata(out) != wanted:
-        raise RunError(f"{out}: holds another prepared data set; give --out another folder")
+        raise RunError(f"{out}: contains another prepared data set; choose another folder with --out")
     tfds.disable_progress_bar()
     made = [path for path in (out, *out.parents) if not path.exists()]
     try:

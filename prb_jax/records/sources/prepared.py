@@ -207,7 +207,7 @@ def _version_folder(folder: Path) -> Path | None:
 def _found(folder: Path) -> Path:
     version = _version_folder(folder)
     if version is None:
-        raise DataError(f"{folder}: holds no data set that `prb prepare` wrote")
+        raise DataError(f"{folder}: contains no data set written by `prb prepare`")
     return version
 
 

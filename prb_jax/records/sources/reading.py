@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.platform.paths import localised
+from prb_jax.platform.paths import is_path, localised, near_path
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
-from prb_jax.records.intake import Records, given_rows, read_records
+from prb_jax.records.intake import MODEL_FIRST, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items
 from prb_jax.records.lines import Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
@@ -107,8 +107,8 @@ def find_comparisons(
         return stored
     if sum(map(unpacked_size, files)) > lines.HELD:
         raise DataError(
-            f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
-            f"`prb prepare --data {source} --split {split} --out DIR` once, and give DIR in its place"
+            f"{source}: too large for memory, and raw files have no random access: run `prb prepare --data {source} "
+            f"--split {split} --out DIR` once, and use DIR instead"
         )
     return Held(each_comparison(source, subset=subset, split=split, limit=limit))
 
@@ -212,9 +212,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         opened = _resolve(match["source"], split=split)
         if not opened.has_columns:
-            raise DataError(
-                f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
-            )
+            raise DataError(f"{source}: columns can be mapped only in files, folders and hub data sets")
         parts = match["columns"].split("&")
         columns = dict(part.split("=", 1) for part in parts if "=" in part)
         return replace(opened, columns=FieldNames(columns, rendered="rendered" in parts))
@@ -228,7 +226,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     elif colon:
         opened = _at(place)
         if opened.benchmark not in (None, name):
-            raise DataError(f"{source}: holds the benchmark {quote(opened.benchmark)}")
+            raise DataError(f"{source}: contains the benchmark {quote(opened.benchmark)}")
         opened = replace(opened, benchmark=name)
     else:
         opened = get("sources", "published").value(name)
@@ -241,15 +239,25 @@ def _at(place: str | Path) -> Source:
     """Return the source at a path or hub id, with the name of its benchmark, if given."""
     path = Path(place)
     if path.is_dir():
+        if is_model_folder(path):
+            raise DataError(f"{place}: expected data, found the folder of a model; {MODEL_FIRST}")
         return get("sources", "folder").value(str(path))
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
-    if isinstance(place, str) and _HUB_ID.fullmatch(place):
+    if isinstance(place, str) and _HUB_ID.fullmatch(place) and not is_path(place):
         return get("sources", "hub").value(place)
+    if str(place).startswith("baseline:"):
+        raise DataError(f"{place}: expected data, found the name of a model; {MODEL_FIRST}")
     raise DataError(
-        f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
-        f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(names('benchmarks'))}"
+        f"{place}: no such file, folder or data set{near_path(path)}; expected a file ({', '.join(SUFFIXES)}), a "
+        f"folder, a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(names('benchmarks'))}"
     )
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Return True for a folder with the files of a model, or of a run that trained one."""
+    weights = (*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"))
+    return bool(weights) or all((folder / name).exists() for name in ("train.json", "model"))
 
 
 def _large_files(source: Source, *, split: str) -> Sequence[Path]:

@@ -102,7 +102,7 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
     ) -> Mapping[str, Iterator[tuple[int, Mapping[str, Any]]]]:
         if not self._sources:
             raise DataError(
-                f"{self.data_dir}: nothing is prepared there, and no sources are given to prepare"
+                f"{self.data_dir}: contains no prepared data, and there are no sources to prepare"
             )
         return {split: self._generate_examples(split) for split in self._splits}
 

@@ -286,7 +286,7 @@ class Endpoint:
                     raise httpx.DecodingError(str(error)) from error
                 if len(data) > LARGEST_ANSWER:
                     raise NoReplyError(
-                        f"{self.options.url}: an answer of more than {LARGEST_ANSWER:,} bytes, which is no reply"
+                        f"{self.options.url}: expected a reply, found an answer of more than {LARGEST_ANSWER:,} bytes"
                     )
         return answer, bytes(data)
 

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.options import option
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class EndpointOptions:
     no_temperature: bool = option(
         False, "omit the temperature, for models that refuse it (default: send it until refused)"
     )
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.length_field not in (None, *LENGTH_FIELDS):

@@ -177,7 +177,7 @@ class RemoteScorer(ScoreClient):
         same = reward_identity(now["identity"]) == reward_identity(self._model["identity"])
         if not same or now["view"] != self.view:
             raise RunError(
-                f"{self.url}: serves another model by now, or shows it something else: expected {quote(self._model)}, "
+                f"{self.url}: serves another model or another view than before: expected {quote(self._model)}, "
                 f"found {quote(now)}"
             )
         yield from self.side_by_side(comparisons, self._score, skip=skip)
@@ -185,7 +185,7 @@ class RemoteScorer(ScoreClient):
     def _score(self, comparison: Comparison, over: threading.Event) -> list[float]:
         if is_rendered(comparison.prompt):
             raise RunError(
-                f"comparison {quote(comparison.id)}: its text is rendered already; a server is sent messages"
+                f"comparison {quote(comparison.id)}: its text is already rendered, but a server needs messages"
             )
         body = json.loads(comparison.context or "{}") | {
             "queries": [[turn.as_dict() for turn in comparison.prompt]],
@@ -224,7 +224,7 @@ class RemoteScorer(ScoreClient):
         facts = {name: first.get(name) for name in ("identity", "view")}
         if not all(isinstance(fact, dict) and fact for fact in facts.values()):
             raise RunError(
-                f"{self.url}: expected a `prb serve` that says what it serves, found {quote(answer)}"
+                f"{self.url}: expected a description of the served model from `prb serve`, found {quote(answer)}"
             )
         return facts
 
@@ -246,7 +246,7 @@ class ClassServer(ScoreClient):
         name = parts.fragment or (names[0] if len(names) == 1 else None)
         if name is None and info is None:
             raise RunError(
-                f"{url}: expected #MODEL behind the address, one of {', '.join(names) or 'its models'}"
+                f"{url}: expected #MODEL after the address, one of {', '.join(names) or 'its models'}"
             )
         self._name = name or str((info or {}).get("model_path"))
         if self._sglang and chat is None:
@@ -293,7 +293,7 @@ class ClassServer(ScoreClient):
         """
         view = view or self.choose_view(ViewOptions()).view
         if view.max_length is not None or view.protocol is not TextProtocol.DEFAULT:
-            raise RunError(f"max_length, protocol: decided by the server {self.url}: leave out here")
+            raise RunError(f"max_length, protocol: decided by the server {self.url}; remove them")
         posts = view.profile_posts
 
         def score(comparison: Comparison, over: threading.Event) -> list[float]:
@@ -381,7 +381,7 @@ def open_class_server(
     """
     if tokenizer is None:
         if revision is not None or chat_template is not None:
-            raise RunError("revision, chat_template: belong to --tokenizer NAME: leave out here")
+            raise RunError("revision, chat_template: require --tokenizer NAME")
         return ClassServer(url, open_client(), chat=None)
     from prb_jax.text.tokenizer import load_tokenizer  # slow to import
 

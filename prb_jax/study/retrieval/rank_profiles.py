@@ -218,7 +218,7 @@ def rank_profiles(
     if not target.name.endswith(SUFFIXES):
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
     if target.exists() and Path(data).exists() and target.samefile(data):
-        raise RunError(f"{out}: is there already, and what is to be ranked; give --out another file")
+        raise RunError(f"{out}: exists already and is also the input; choose another file with --out")
     with contextlib.suppress(OSError):
         temporary_name(target).unlink(missing_ok=True)  # left by a killed call
     rows, queries = read_queries(data)

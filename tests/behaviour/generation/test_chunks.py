@@ -152,7 +152,7 @@ def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
     (tmp_path / "run" / "summary.json").unlink()
     assert run()["n"] == 3
     assert samples.read_bytes() == before
-    with pytest.raises(DataError, match="chunk: the policy alone has no chunks"):
+    with pytest.raises(DataError, match="chunk: requires a reward model"):
         prb.guide(folder / "policy", None, data, out=tmp_path / "none", chunk=3)
 
 
@@ -186,7 +186,7 @@ def test_the_implicit_reward_of_a_policy_guides_chunks(folder, tmp_path, monkeyp
     best = {one.responses[int(np.argmax(rewards))] for one, rewards in asked}
     assert len(texts) == 2
     assert set(texts) <= best
-    with pytest.raises(DataError, match="reference: the policy alone has no reward"):
+    with pytest.raises(DataError, match="reference: requires a reward model"):
         prb.guide(
             base, None, folder / "pairs.jsonl", out=tmp_path / "none", loading=LoadOptions(reference=base)
         )

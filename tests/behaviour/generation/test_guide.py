@@ -168,7 +168,7 @@ def test_what_cannot_guide_is_one_error(policy, model, three):
     ):
         with pytest.raises(prb.DataError, match=message):
             Guide(**{"model": model, "weight": 1.0, "candidates": 1} | given).checked(policy)
-    with pytest.raises(prb.DataError, match="no rule except the temperature"):
+    with pytest.raises(prb.DataError, match="remove all rules except the temperature"):
         drawn(policy, Guide(model=model, weight=1.0, candidates=2), three, top_p=0.5)
 
     vocabulary = {**policy.tokenizer.tokenizer.get_vocab(), "new": 5000}

@@ -76,7 +76,7 @@ def test_bad_files_are_one_error_and_a_repeated_call_is_none(tmp_path, capsys):
             past_texts(*write(tmp_path, inputs, golds), out=out)
     assert not out.exists()
     out.touch()
-    with pytest.raises(prb.RunError, match="is there already, with other contents"):
+    with pytest.raises(prb.RunError, match="exists already with other contents"):
         past_texts(*write(tmp_path), out=out)
     out.unlink()
     first = past_texts(*write(tmp_path), out=out)

@@ -67,7 +67,7 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path, capsys):
         bare = judged(server, data, out / "bare", **of_score).summary
         told = {**of_score, "hints": PromptExtras(aspects="oracle")}
         oracle = judged(server, data, out / "oracle", **told).summary
-        with pytest.raises(RunError, match="the model is shown nothing of a user"):
+        with pytest.raises(RunError, match="the model sees no user information"):
             judged(server, data, out / "nothing", **of_score, controls="blind")
     assert (planned["accuracy"], bare["accuracy"], oracle["accuracy"]) == (1.0, 0.0, 1.0)
     blind, swap = planned["controls"]["blind"], planned["controls"]["swap"]
@@ -129,7 +129,7 @@ def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path):
     for row, scores in zip(told.rows, prb.load(model).score(by_hand), strict=True):
         assert list(row.scores) == pytest.approx(list(scores), abs=1e-5)
     assert told.summary["controls"]["blind"]["shown_otherwise"] == 4
-    with pytest.raises(RunError, match="aspects: baseline:length reads no prompt"):
+    with pytest.raises(RunError, match="aspects: baseline:length has no prompt"):
         prb.evaluate("baseline:length", data, aspects="oracle", progress=False)
     most = opened.context - 5
     with pytest.raises(DataError, match=r"comparison 'c0'.*even without posts"):

@@ -203,12 +203,12 @@ def test_the_best_sample_and_a_worse_one_are_training_data(samples, best, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "reward: expected one of those of .*: baseline:length, baseline:shorter$"),
+        ({}, "reward: expected one of the rewards of .*: baseline:length, baseline:shorter$"),
         ({"reward": "baseline:random"}, "reward: expected one of .*; found 'baseline:random'"),
         ({"reward": "baseline:length", "margin": -1.0}, "margin: expected a finite number of at least 0"),
         ({"reward": "baseline:length", "margin": 1e9}, "no prompt has two samples whose rewards"),
         ({"reward": "baseline:length", "rejected": "second"}, "rejected: expected worst or random"),
-        ({"reward": "baseline:length", "out": "other"}, r"other/pairs\.jsonl: is there already, with other"),
+        ({"reward": "baseline:length", "out": "other"}, r"other/pairs\.jsonl: exists already with other"),
     ],
 )
 def test_rewards_that_give_no_training_data_are_refused(best, tmp_path, monkeypatch, options, message):

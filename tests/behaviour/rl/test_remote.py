@@ -101,9 +101,11 @@ def test_a_server_that_is_gone_or_serves_another_model() -> None:
     other["identity"]["name"] = "elsewhere"  # the same model under another name
     score(reward)
     other["identity"]["sha256"] = "2"
-    with pytest.raises(prb.RunError, match=r"serves another model by now.*'q0'"):
+    with pytest.raises(prb.RunError, match=r"serves another model or another view than before.*'q0'"):
         score(reward)
-    with pytest.raises(prb.RunError, match=r"expected a `prb serve` that says what it serves, found"):
+    with pytest.raises(
+        prb.RunError, match=r"expected a description of the served model from `prb serve`, found"
+    ):
         opened(lengths, {"id": "vllm"})
 
 

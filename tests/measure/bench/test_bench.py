@@ -78,7 +78,7 @@ def test_a_config_alone_is_enough_and_a_quantised_model_has_a_row_of_its_own(
         ("score --remat full", "unrecognized arguments: --remat full"),
         ("train --tuning lora --against trl", "--against trl trains all weights: remove --tuning lora"),
         ("score --questions-per-user 1,0", "--questions-per-user: expected a number above 0, found 0"),
-        ("score --questions-per-user 1;5", "expected numbers, e.g. 1,5,15, found '1;5'"),
+        ("score --questions-per-user 1;5", "found '1;5'; several values: 1,5,15 or 1 5 15"),
         ("score --against-responses 1", "--against-responses requires --against transformers-cached"),
         ("rank", "the following arguments are required: --data"),
         ("rank --data x --responses 4", "unrecognized arguments: --responses 4"),

@@ -243,7 +243,7 @@ def test_without_libtpu(monkeypatch, capsys):
 def test_models_that_cannot_be_read(tmp_path):
     path = tmp_path / "bad.json"
     for text, message in (
-        (None, r"expected a config.json, a folder that holds one, or a shape"),
+        (None, r"expected a config.json, a folder with one, or a shape"),
         ("[1", r"bad.json: not valid JSON"),
         ("[1]", "expected a JSON object, found list"),
     ):

@@ -112,7 +112,7 @@ def test_the_machine_is_asked_with_a_small_program_of_streams(monkeypatch: pytes
     for config, reason in (
         (small_config(head_dim=36), "multiple of 8, but got 36"),
         (small_config(head_dim=264), "but got 264"),
-        (dataclasses.replace(CONFIG, attn_logit_softcapping=50.0), "knows no softcap, found 50"),
+        (dataclasses.replace(CONFIG, attn_logit_softcapping=50.0), "does not support softcap, found 50"),
     ):
         assert reason in (cudnn_refusal(config, mesh=GPU, dtype=BFLOAT16) or "")
     cudnn._refusal.cache_clear()

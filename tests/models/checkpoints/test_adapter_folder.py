@@ -232,7 +232,7 @@ def test_a_tensor_that_is_lost_or_there_twice_is_refused(case, tmp_path):
                   "target_modules names 'model.layers.1.mlp.gate_proj' of"),
         "excluded": ("layers.1.self_attn.v", CASES["plain"] | {"exclude_modules": ["k_proj"]},
                      "target_modules names 'model.layers.1.self_attn.v_proj' of"),
-        "twice": ("", CASES["plain"], "is there twice, with and without 'default'"),
+        "twice": ("", CASES["plain"], "occurs twice, with and without 'default'"),
     }[case]  # fmt: skip
     adapter = write_adapter(tmp_path, "llama", **options).folder
     path = adapter / "adapter_model.safetensors"

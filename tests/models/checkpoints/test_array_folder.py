@@ -32,7 +32,7 @@ def test_a_tree_of_any_dtype_comes_back_as_it_was(tmp_path):
 def test_a_folder_that_was_changed_is_refused(tmp_path):
     described = write_arrays(tmp_path / "arrays", {"a": np.arange(3, dtype=np.float32)})
     other = write_arrays(tmp_path / "other", {"a": np.ones(3, np.float32)})
-    with pytest.raises(RunError, match="arrays: damaged: a is not what was saved"):
+    with pytest.raises(RunError, match="arrays: damaged: a differs from what was saved"):
         read_arrays(tmp_path / "arrays", other)
     with pytest.raises(RunError, match="cannot be read"):
         read_arrays(tmp_path / "arrays", {"b": described["a"]})

@@ -100,7 +100,7 @@ def test_refusals(llama: Any, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             save_params(tree, config, place, **arguments)
 
-    refused("already holds weights", place=source)
+    refused("already contains weights", place=source)
     refused("describes another model", raw_config=config.original | {"num_hidden_layers": 4})
     refused("differ in score", {key: value for key, value in params.items() if key != "score"})
     refused(r"'score': expected shape \[64, 1\], found \[64, 2\]", params | {"score": jnp.ones((64, 2))})

@@ -153,5 +153,5 @@ def test_a_hostile_pickle_takes_no_memory_and_is_one_line_with_a_reason(tmp_path
     path = tmp_path / "x.bin"
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("x/data.pkl", data)
-    with pytest.raises(CheckpointError, match=f"{path}: data.pkl is not that of a state dict: {reason}"):
+    with pytest.raises(CheckpointError, match=f"{path}: data.pkl is not a state dict: {reason}"):
         read_torch_file(path)

@@ -125,7 +125,7 @@ def test_an_object_that_the_store_holds_with_other_bytes_is_an_error(bucket, mon
     with pytest.raises(RunError, match="object: failed 9 times, last: MD5 checksum failed"):
         store.upload("object", io.BytesIO(b"bytes"), start=0, size=5)
     monkeypatch.setattr(objects, "_BLOCK", 1 << 18)
-    with pytest.raises(RunError, match=r"object: failed 9 times, last: .*the store holds the MD5 AAAAAAAAA"):
+    with pytest.raises(RunError, match=r"object: failed 9 times, last: .*the store has the MD5 AAAAAAAAA"):
         store.upload("object", io.BytesIO(b"block" * (1 << 16)), start=0, size=5 << 16)
     direct.pipe_file("bucket/object", b"bytes")
     with pytest.raises(RunError, match="gs://bucket/object: damaged in both fetches: expected MD5 00000000"):

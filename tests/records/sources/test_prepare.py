@@ -152,7 +152,7 @@ def test_a_prepared_benchmark_keeps_its_rule(tmp_path):
     for name in (str(tmp_path / "out"), f"rewardbench:{tmp_path / 'out'}"):
         two = prb.evaluate("baseline:random", name, out=tmp_path / "two", progress=False)
         assert two.summary["benchmarks"] == one.summary["benchmarks"]
-    with pytest.raises(DataError, match="holds the benchmark 'rewardbench'"):
+    with pytest.raises(DataError, match="contains the benchmark 'rewardbench'"):
         read_comparisons(f"rm-bench:{tmp_path / 'out'}")
     rm = write_rm_bench(tmp_path / "rm")
     prepare([f"rm-bench:{rm}"], out=tmp_path / "rm-out")
@@ -171,7 +171,7 @@ def test_the_command_says_what_it_wrote_and_repeats_itself(file, tmp_path, capsy
     assert contents[0] == contents[1]
     write_lines(Path(file), ROWS[:2])
     assert cli.main(command) == 2
-    assert "holds another prepared data set" in capsys.readouterr().err
+    assert "contains another prepared data set" in capsys.readouterr().err
 
 
 def test_what_fails_leaves_nothing_behind(file, tmp_path):

@@ -63,7 +63,7 @@ def test_as_a_model_it_is_an_upper_bound_that_no_table_mixes_in(tmp_path: Path) 
     expected = {"baseline:length": False, PERSONA_TRUTH: True}
     assert {row["model"]: row["upper_bound"] for row in bounds} == expected
     runs = [tmp_path / name for name in ("length", "persona-truth")]
-    with pytest.raises(prb.RunError, match=r"persona-truth: knows what no model could, .*: leave it out"):
+    with pytest.raises(prb.RunError, match=r"persona-truth: is an upper bound, .*; remove it"):
         prb.correlate(runs, runs)
 
 

@@ -70,7 +70,7 @@ def test_the_seed_alone_decides(data: Path, tmp_path: Path) -> None:
     halves = prb.split(data, by="user", out=tmp_path / "e", parts={"left": 0.5, "right": 0.5})
     assert [part.comparisons for part in halves.parts.values()] == [200, 200]
     assert [part.users for part in halves.parts.values()] == [20, 20]
-    with pytest.raises(RunError, match=r"train\.jsonl: is there already, with other contents"):
+    with pytest.raises(RunError, match=r"train\.jsonl: exists already with other contents"):
         prb.split(data, by="user", out=tmp_path / "a", seed=1)
 
 

@@ -112,8 +112,8 @@ def test_the_same_records_with_profiles_reordered(tmp_path, capsys):
         assert out.read_bytes() == before
         out.write_bytes(before[:-1])
         assert cli.main(command) == 2
-        refusal = f"prb: error: {out}: is there already, with other contents; remove it, or give --out another name\n"
-        assert capsys.readouterr().err.endswith(refusal)
+        refusal = "exists already with other contents; remove it, or choose another name with --out\n"
+        assert capsys.readouterr().err.endswith(f"prb: error: {out}: {refusal}")
         assert out.read_bytes() == before[:-1]
         out.unlink()
         rank_profiles(data, encoder="bm25", out=out, progress=False)
@@ -145,7 +145,7 @@ def test_what_cannot_be_ranked(tmp_path, capsys):
     for source, place, error, message in (
         (data, out, DataError, r"x\.jsonl:2: field 'profile\[0\].text': missing"),
         (data, tmp_path / "out.txt", RunError, r"out\.txt: expected a name ending in \.jsonl"),
-        (data, data, RunError, "is there already"),
+        (data, data, RunError, "exists already"),
         (good, good / "out.jsonl", RunError, "cannot write"),
     ):
         with pytest.raises(error, match=message):
