@@ -9,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "launch/README.md": "launch.md"}
 """Pages by their file in the checkout."""
-SEARCHED_FIRST = {"tutorials": 4, "glossary.md": 2, "engines": 0.5, "reference": 0.5}
+SEARCHED_FIRST = {"tutorials": 4, "glossary.md": 2, "benchmarks.md": 3, "engines": 0.5, "reference": 0.5}
 """Weights in the search, by folder or page."""
 LINK = re.compile(r"\]\((?!\w+:)([\w./-]+\.(?:md|py|png|svg|html))")
 

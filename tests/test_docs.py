@@ -33,7 +33,7 @@ from tests.tutorial_pages import FENCE, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
-PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
 ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file

@@ -45,7 +45,9 @@ def test_a_page_shows_outputs_and_its_programs_compile(page):
 
 
 def test_every_tutorial_has_its_place():
-    assert sorted(TUTORIALS) == sorted({*Path(ROOT, "docs/tutorials").glob("*.md")} - {ROOT / "docs/tutorials/index.md"})
+    assert sorted(TUTORIALS) == sorted(
+        {*Path(ROOT, "docs/tutorials").glob("*.md")} - {ROOT / "docs/tutorials/index.md"}
+    )
 
 
 def test_outputs_are_compared_without_numbers_but_with_words():

@@ -65,7 +65,9 @@ def _run(commands: str, folder: Path) -> str:
         ["bash", "-euc", commands], capture_output=True, text=True, cwd=folder, env=env, timeout=1500
     )
     if done.returncode:
-        raise AssertionError(f"{commands}\nstatus {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        raise AssertionError(
+            f"{commands}\nstatus {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
