@@ -1,7 +1,7 @@
 """Every command of every tutorial runs, in the order of the pages, and prints what the page shows."""
 
 import difflib
-from pathlib import Path
+import itertools
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_commands_run_and_print_what_the_page_shows(page, folder):
 def test_a_page_shows_outputs_and_its_programs_compile(page):
     found = blocks(page)
     assert {"bash", "text"} <= {block.language for block in found}
-    for before, block in zip(found, found[1:]):
+    for before, block in itertools.pairwise(found):
         if block.language == "text":
             assert before.language == "bash"
             assert block.text.strip(), f"{page.name}: no output after {before.text}"
@@ -45,9 +45,8 @@ def test_a_page_shows_outputs_and_its_programs_compile(page):
 
 
 def test_every_tutorial_has_its_place():
-    assert sorted(TUTORIALS) == sorted(
-        {*Path(ROOT, "docs/tutorials").glob("*.md")} - {ROOT / "docs/tutorials/index.md"}
-    )
+    there = {*(ROOT / "docs" / "tutorials").glob("*.md")}
+    assert {*TUTORIALS} == there - {ROOT / "docs" / "tutorials" / "index.md"}
 
 
 def test_outputs_are_compared_without_numbers_but_with_words():

@@ -2,8 +2,8 @@
 
     python -m tests.tutorial_pages FOLDER docs/tutorials/first_hour.md ...     # fills the empty blocks of output
 
-A page has fenced blocks: of a language with a title (a file that the reader writes), `bash` (commands), and `text` (what
-the commands before it print on standard output, where a line `...` stands for any lines).
+A page has fenced blocks: of a language with a title (a file that the reader writes), `bash` (commands), and `text` (the
+standard output of the commands before it, where a line `...` stands for any lines).
 """
 
 import os
@@ -38,7 +38,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def follow(page: Path, folder: Path) -> Iterator[Block]:
-    """Write the files and run the commands of a page in this folder; yield its blocks of output with what was printed."""
+    """Write the files and run the commands of a page in this folder; yield its outputs with what was printed."""
     for name in ("configs", "launch"):  # a reader works in a checkout
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
