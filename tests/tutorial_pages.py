@@ -1,6 +1,6 @@
 """Runs the commands of tutorials, as a reader would who works through the pages in one folder.
 
-    python -m tests.tutorial_pages FOLDER docs/tutorials/first_hour.md ...     # fills the empty blocks of output
+    python -m tests.tutorial_pages FOLDER docs/tutorials/first_hour.md ...     # records the outputs again
 
 A page has fenced blocks: of a language with a title (a file that the reader writes), `bash` (commands), and `text` (the
 standard output of the commands before it, where a line `...` stands for any lines).
@@ -90,17 +90,20 @@ def has_shape(printed: str, shown: str) -> bool:
 
 
 def main(folder: Path, pages: list[Path]) -> None:
-    """Fill the empty blocks of output of these pages."""
+    """Record the outputs of these pages again, except those with a line `...`."""
     folder.mkdir(parents=True, exist_ok=True)
     for page in pages:
-        printed = [block.shown for block in follow(page, folder)]
-        text = page.read_text(encoding="utf-8")
-        outputs = [block for block in blocks(page) if block.language == "text"]
-        for block, shown in reversed(list(zip(outputs, printed, strict=True))):
-            if not block.text.strip() and shown is not None:
-                lines = "".join(f"{line.rstrip()}\n" for line in shown.strip("\n").splitlines())
-                text = text[: block.start] + lines + text[block.start :]
-        page.write_text(text, encoding="utf-8")
+        printed: list[str] = []
+        try:
+            printed += (block.shown or "" for block in follow(page, folder))
+        finally:  # keeps the outputs before a command that fails
+            text = page.read_text(encoding="utf-8")
+            outputs = [block for block in blocks(page) if block.language == "text"]
+            for block, shown in reversed(list(zip(outputs, printed))):
+                if f"\n{ELLIPSIS}\n" not in f"\n{block.text}":
+                    lines = "".join(f"{line.rstrip()}\n" for line in shown.strip("\n").splitlines())
+                    text = text[: block.start] + lines + text[block.start + len(block.text) :]
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
