@@ -60,7 +60,7 @@ def _run(commands: str, folder: Path) -> str:
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
     env = os.environ | {"PATH": f"{programs.resolve()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    env |= {"COLUMNS": "100", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
+    env |= {"COLUMNS": "80", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         ["bash", "-euc", commands], capture_output=True, text=True, cwd=folder, env=env, timeout=1500
     )
