@@ -20,10 +20,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @each_tutorial
 def test_commands_run_and_print_what_the_page_shows(page, folder):
     for module in NEEDS.get(page.stem, ()):
         pytest.importorskip(module)
+    if page != TUTORIALS[0] and not (folder / "runs" / "quickstart").is_dir():
+        list(follow(TUTORIALS[0], folder))  # all pages use its models
     for block in follow(page, folder):
         assert has_shape(block.shown, block.text), "\n".join(
             difflib.unified_diff(shape(block.text), shape(block.shown), "the page", "printed", lineterm="")
