@@ -29,27 +29,32 @@ from prb_jax.training.config import TrainSettings
 from tests.test_rooms import ORDER
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
+from tests.tutorial_pages import FENCE, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
 ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def spans(page: Path) -> list[str]:
     """The pieces of code within the sentences and tables of a page."""
-    prose = "\n".join(line for line in page.read_text(encoding="utf-8").splitlines() if line[:4] != "    ")
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    prose = "\n".join(line for line in text.splitlines() if line[:4] != "    ")
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
 
 
 def code_lines(page: Path) -> list[str]:
-    """The lines of its indented code."""
-    return [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line[:4] == "    "]
+    """The lines of its indented code, and of fenced commands and programs; a continued command is one line."""
+    text = page.read_text(encoding="utf-8")
+    fenced = [block.text.replace("\\\n", " ") for block in blocks(page) if block.language != "text"]
+    indented = [line for line in FENCE.sub("", text).splitlines() if line[:4] == "    "]
+    return [line.strip() for line in (*indented, *"".join(fenced).splitlines())]
 
 
 def command_of(text: str) -> list[str] | None:

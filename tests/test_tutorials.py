@@ -1,0 +1,61 @@
+"""Every command of every tutorial runs, in the order of the pages, and prints what the page shows."""
+
+import difflib
+import itertools
+
+import pytest
+
+from tests.test_docs_site import NAV, pages
+from tests.tutorial_pages import ROOT, blocks, follow, has_shape, shape
+
+TUTORIALS = [ROOT / "docs" / name for name in pages(NAV["Tutorials"]) if not name.endswith("index.md")]
+NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",)}
+each_tutorial = pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of a reader who works through all pages."""
+    return tmp_path_factory.mktemp("tutorials")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@each_tutorial
+def test_commands_run_and_print_what_the_page_shows(page, folder):
+    for module in NEEDS.get(page.stem, ()):
+        pytest.importorskip(module)
+    if page != TUTORIALS[0] and not (folder / "runs" / "quickstart").is_dir():
+        list(follow(TUTORIALS[0], folder))  # all pages use its models
+    for block in follow(page, folder):
+        assert has_shape(block.shown, block.text), "\n".join(
+            difflib.unified_diff(shape(block.text), shape(block.shown), "the page", "printed", lineterm="")
+        )
+
+
+@each_tutorial
+def test_a_page_shows_outputs_and_its_programs_compile(page):
+    found = blocks(page)
+    assert {"bash", "text"} <= {block.language for block in found}
+    for before, block in itertools.pairwise(found):
+        if block.language == "text":
+            assert before.language == "bash"
+            assert block.text.strip(), f"{page.name}: no output after {before.text}"
+    for block in found:
+        if block.language == "python":
+            compile(block.text, str(block.title), "exec")
+            assert "".join(other.text for other in found if other.language == "bash").count(block.title) == 1
+
+
+def test_every_tutorial_has_its_place():
+    there = {*(ROOT / "docs" / "tutorials").glob("*.md")}
+    assert {*TUTORIALS} == there - {ROOT / "docs" / "tutorials" / "index.md"}
+
+
+def test_outputs_are_compared_without_numbers_but_with_words():
+    printed = "model  accuracy\n─────────\nblind  0.513 [0.48..0.54]\nseen   1,200\n"
+    assert has_shape(printed, "model accuracy\nblind 0.4 [0.3..0.5]\nseen 7\n")
+    assert has_shape(printed, "model accuracy\n...\nseen 7\n")
+    assert not has_shape(printed, "model accuracy\nblind 0.4 [0.3..0.5]\n")
+    assert not has_shape(printed, "model accuracy\nseen 7\n...\n")
+    assert not has_shape(printed, "model margin\nblind 0.4 [0.3..0.5]\nseen 7\n")
