@@ -145,7 +145,7 @@ def best_of_n(
       history: Labelled comparisons from which fitted personalisation methods among the models learn the users.
       loading: Options to open models.
       judge: Options of judges; template and scale apply only to judges named `judge:`, pairing and ties only to judges
-        named `pairs:`.
+        named `pairs:`. An option that no judge uses is an error.
       profile_posts, protocol, max_length: Options of the models' view, as for :func:`prb_jax.evaluate`.
       progress: Show progress on standard error.
 

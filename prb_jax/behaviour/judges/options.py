@@ -55,7 +55,11 @@ class JudgeOptions:
         "{answer} and {aspect}; with paper-score {question}, {profile} and {answer}",
         "FILE",
     )
-    system: str | None = option(None, "text of a system turn, with --protocol score or rubric", "FILE")
+    system: str | None = option(
+        None,
+        "text of a system turn, with --protocol score or rubric, or for a generative reward model without roles",
+        "FILE",
+    )
     scale: tuple[int, int] | None = option(
         None, "lowest and highest number, with --protocol score (default: 1 9)", "LOW HIGH"
     )
