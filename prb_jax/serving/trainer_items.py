@@ -130,6 +130,9 @@ def _turn(message: Any) -> Any:
     turn = _plain(message)
     if turn is message:
         return message
+    turn.pop("provider_state", None)  # opaque items of the provider's API
+    if blocks := turn.pop("thinking_blocks", None):
+        turn.setdefault("reasoning_content", "".join(block.get("thinking", "") for block in blocks))
     if calls := turn.pop("tool_calls", None):
         turn["tool_calls"] = [_function(call, "tool_calls") for call in calls]
     elif turn["role"] == "assistant":

@@ -403,6 +403,9 @@ def test_tools_calls_thoughts_and_several_turns_are_scored_whole(tmp_path: Path)
             "completion": said.messages[1:],
             "state": {"tool_defs": said.tools},
         }
+        for message in said.messages:  # thoughts of some providers are blocks
+            if thought := message.fields.pop("reasoning_content", None):
+                message.fields["thinking_blocks"] = [{"type": "thinking", "thinking": thought}]
         user = {"user_id": "u", "profile": POSTS}
         both = [reward(**given, answer="", task=None, **user), reward(**given, answer="", info=user, **user)]
         assert both == pytest.approx([scores[calls.index(turn)]] * 2, abs=1e-5)
