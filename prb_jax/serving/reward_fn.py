@@ -33,6 +33,7 @@ from prb_jax.serving.trainer_items import (
     listed,
     swift_items,
     trace_item,
+    verifiers_group,
     verifiers_item,
     verl_item,
 )
@@ -116,7 +117,8 @@ class RewardFunction:
     ms-swift: ``f(completions, messages=..., **columns)`` gives a list; the messages end with the completion.
 
     verifiers: ``f(prompt=..., completion=..., answer=..., state=..., info=...)``, a function of a `Rubric`, gives a
-    float; `info`, or columns of the data, may contain `user_id`, `profile` and `tools`. From version 0.4,
+    float; `info`, or columns of the data, may contain `user_id`, `profile` and `tools`. With ``prompts=...,
+    completions=..., infos=..., states=...``, as a group function gets them, it gives a list. From version 0.4,
     ``f(task, trace)``, the signature of ``score`` of a ``vf.Judge``, gives a float for the last conversation of the
     trace, with the tools that appear in it. The task may have the fields `user_id`, `profile` and `profile_order`.
 
@@ -207,6 +209,8 @@ class RewardFunction:
         of_swift = "messages" in columns and not given[1:] and not {"prompts", "prompt"} & columns.keys()
         if of_swift and isinstance(listed(columns.get("completions")), list):
             return self._rewards(swift_items(columns))
+        if {"completions", "infos", "states"} <= columns.keys() and not given:
+            return self._rewards(verifiers_group(columns))
         if "completion" in columns and not given:
             return self._rewards([verifiers_item(call)])[0]
         if len(given) == 2 and isinstance(given[0], list):

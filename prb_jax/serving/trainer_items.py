@@ -75,6 +75,19 @@ def swift_items(columns: Mapping[str, Any]) -> list[ChatItem]:
     return batch_items({**others, "prompts": prompts})
 
 
+def verifiers_group(columns: Mapping[str, Any]) -> list[ChatItem]:
+    """Return the items of the rollouts of one prompt, from the columns of a group function of a verifiers rubric."""
+    names = {"prompts": "prompt", "completions": "completion", "infos": "info", "states": "state"}
+    count = len(columns["completions"])
+    lists = {name: column(columns, plural, count) for plural, name in names.items()}
+    return [
+        verifiers_item(
+            fields.Body({name: values[k] for name, values in lists.items()}, where=f"{WHERE}: completion {k}")
+        )
+        for k in range(count)
+    ]
+
+
 def verifiers_item(call: fields.Body) -> ChatItem:
     """Return the item of a verifiers rubric call; `info`, or columns of the data, give the user and the profile."""
     prompt, completion, info = call.get("prompt"), call["completion"], from_json(call.get("info"))
