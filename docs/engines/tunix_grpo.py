@@ -5,7 +5,8 @@
     python docs/engines/tunix_grpo.py --policy Qwen/Qwen3-0.6B --data people.jsonl \
         --reward http://127.0.0.1:8000 --gold http://127.0.0.1:8001
 
-Written for google-tunix 0.1.7 with jax 0.10.2 and flax 0.12.8. The policy is a folder of Qwen 3 files.
+A folder in place of a URL is opened on the learner's devices. The policy is a folder of Qwen 3 files.
+Written for google-tunix 0.1.7 with jax 0.10.2 and flax 0.12.8.
 """
 
 import argparse
@@ -111,9 +112,13 @@ def main() -> None:
                 ),
             ),
         )
-    # an empty completion has no score of the model: it is worth less than any other here
-    reward = prb.reward_fn(options.reward, empty=-10.0)
-    gold = prb.reward_fn(options.gold, empty=-10.0)
+
+    def open_reward(name):
+        """A server's reward; or the reward of a folder, whose model then shares the learner's devices."""
+        # an empty completion has no score of the model: it is worth less than any other here
+        return prb.reward_fn(name, empty=-10.0, mesh=None if "://" in name else mesh)
+
+    reward, gold = open_reward(options.reward), open_reward(options.gold)
 
     def watch(prompts, completions, rewards, advantages, **columns):
         """The gold reward of the same rollouts: trained on by nobody, it shows when the reward is being hacked."""

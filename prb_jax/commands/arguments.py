@@ -204,8 +204,15 @@ class Parser(argparse.ArgumentParser):
             OF_JUDGES,
             title=JUDGES,
             template={"meaning": "Template of judge:MODEL, see `prb judge`"},
+            system={
+                "meaning": "System turn of judge:MODEL, or of a generative reward model, see `prb judge`"
+            },
             top_logprobs={"meaning": "Log-probabilities of judge:URL#NAME, see `prb judge`"},
             pairing={"meaning": pairing},
+            min_mass={
+                "meaning": "Least probability of A and B together for a verdict of pairs:MODEL, read at its logits "
+                "(default: 0.1)"
+            },
             ties={
                 "meaning": "Ties of pairs:MODEL: half a win for both (default), a loss for both, or missing"
             },

@@ -94,6 +94,11 @@ class PersonalisedModel(Scorer):
         """Folder of the fitted method."""
         return shown(str(self.fitted.path))
 
+    def rendered_mark(self, text: str) -> str | None:
+        """Return the mark that shows that the backbone's chat template has rendered a text already, or None."""
+        backbone = getattr(self.embedder, "model", None)  # encoders of single texts have no template
+        return backbone.rendered_mark(text) if isinstance(backbone, Scorer) else None
+
     def adapt(self, user: str, comparisons: Records) -> Any:
         """Adapt to a person, replacing earlier comparisons of this person.
 

@@ -132,6 +132,10 @@ class Scorer:
         """Return the same scorer for a control that names another user in place of the user of each comparison."""
         return self
 
+    def rendered_mark(self, text: str) -> str | None:
+        """Return the mark that shows that the model's own chat template has rendered a text already, or None."""
+        return None if self.reader is None else self.reader.tokenizer.rendered_mark(text)
+
     def explain_scores(self) -> str:
         """Return a sentence on the weights that may explain unusable scores; empty if unknown."""
         return ""

@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.behaviour.judges.scorer import JudgeScorer
-from prb_jax.errors import PrbError, RunError
+from prb_jax.errors import DataError, PrbError, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.remote.score_server import ScoreClient
 from prb_jax.scoring.scorer import Scorer
-from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, alike, as_comparison
+from prb_jax.serving.items import (
+    ChatItem,
+    NotFiniteError,
+    Score,
+    Scores,
+    alike,
+    as_comparison,
+    refuse_rendered,
+)
 from prb_jax.text.view import View, ViewOptions
 
 if TYPE_CHECKING:
@@ -134,13 +142,18 @@ def comparison_scores(
     shown = scorer.choose_view(view).view
 
     def score(items: Sequence[ChatItem]) -> Scores:
-        members = alike(items)
+        members, scores = list[list[int]](), dict[int, Score | PrbError]()
+        for places in alike(items):
+            try:
+                refuse_rendered(items[places[0]], scorer.rendered_mark)
+                members.append(places)
+            except DataError as error:
+                scores |= dict.fromkeys(places, error)
         comparisons = [
             as_comparison([items[place] for place in places], name=str(number))
             for number, places in enumerate(members)
         ]
-        scores: dict[int, Score | PrbError] = {}
-        for batch in scorer.stream(comparisons, view=shown):
+        for batch in scorer.stream(comparisons, view=shown) if comparisons else ():
             for index, values in zip(batch.indices, batch.scores, strict=True):
                 for place, value in zip(members[index], np.asarray(values).tolist(), strict=True):
                     error = None if np.isfinite(value) else NotFiniteError(f"the score is {value}, {why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -154,24 +154,13 @@ class TreeMaker:
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
         """Return the tree of each group, or its error, in one call of the tokenizer if possible."""
         try:
-            self._refuse_rendered(groups)
+            for group in groups:
+                refuse_rendered(group[0], self.reader.tokenizer.rendered_mark)
             comparisons = [as_comparison(group) for group in groups]
             encoded = self.reader.encode_each(comparisons, view=self.view)
         except PrbError as error:
             return [error] if len(groups) == 1 else [self._trees([group])[0] for group in groups]
         return [self._readable(*pair) for pair in zip(comparisons, encoded, strict=True)]
-
-    def _refuse_rendered(self, groups: Sequence[Sequence[Item]]) -> None:
-        """Raise DataError for a prompt of one text that this model's chat template has already rendered."""
-        marks = getattr(self.reader.tokenizer, "turn_marks", ())
-        for item in (group[0] for group in groups):
-            if isinstance(item, ChatItem) and len(item.prompt) == 1 and not item.prompt[0].fields:
-                text = item.prompt[0].content
-                if mark := next((mark for mark in marks if mark in text), None):
-                    raise DataError(
-                        f"prompt: holds {mark!r}, so this model's chat template has rendered it already, and it would "
-                        "be wrapped as a user's message again: give messages, or the plain question"
-                    )
 
     def _readable(self, comparison: Comparison, tree: Tree | TooLongError) -> Tree | PrbError:
         """Return the tree with the soft prompt of its user, or the error if the model cannot read the tree."""
@@ -203,6 +192,21 @@ class TreeMaker:
         if not len(ids):
             raise DataError("input: expected at least one token, found an empty text")
         return self.reader.encode_ids([ids], user_id=item.user_id, view=self.view, name="input")
+
+
+def refuse_rendered(item: Item, mark_in: Callable[[str], str | None]) -> None:
+    """Raise DataError for a prompt of one text that the model's chat template has already rendered.
+
+    Args:
+      item: Item to check.
+      mark_in: Returns the mark of a rendered text, as :meth:`prb_jax.scoring.scorer.Scorer.rendered_mark`.
+    """
+    plain = isinstance(item, ChatItem) and len(item.prompt) == 1 and not item.prompt[0].fields
+    if plain and (mark := mark_in(item.prompt[0].content)):
+        raise DataError(
+            f"prompt: holds {mark!r}, so this model's chat template has rendered it already, and it would be wrapped "
+            "as a user's message again: give messages, or the plain question"
+        )
 
 
 class _Numbers:

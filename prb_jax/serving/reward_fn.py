@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.behaviour.judges.options import is_judge
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.records import fields as checks
-from prb_jax.records.comparison import Comparison, Message, read_profile
-from prb_jax.records.conversation import split_response
-from prb_jax.records.message import from_json
-from prb_jax.records.template_marks import template_mark, without_end_marks
+from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.load import check_name, has_no_weights, is_module, open_scorer
 from prb_jax.scoring.remote import is_url
 from prb_jax.scoring.remote.score_server import ScoreClient
@@ -29,6 +25,18 @@ from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
 from prb_jax.serving.items import ChatItem, Score
 from prb_jax.serving.routes import get_reward
+from prb_jax.serving.trainer_items import (
+    WHERE,
+    areal_item,
+    batch_items,
+    column,
+    listed,
+    swift_items,
+    trace_item,
+    verifiers_group,
+    verifiers_item,
+    verl_item,
+)
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
@@ -37,10 +45,6 @@ if TYPE_CHECKING:
     from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.scoring.load import Model
 
-WHERE: Final = "reward_fn"
-
-_QUESTION_KEYS: Final = ("query", "question", "prompt")
-_OF_USER: Final = ("user_id", "profile", "profile_order")
 _REQUIRED: Final = ("user_id", "profile")
 
 _opened: dict[bytes, ItemScorer] = {}  # scorers of this process, by model and options
@@ -113,9 +117,10 @@ class RewardFunction:
     ms-swift: ``f(completions, messages=..., **columns)`` gives a list; the messages end with the completion.
 
     verifiers: ``f(prompt=..., completion=..., answer=..., state=..., info=...)``, a function of a `Rubric`, gives a
-    float; `info` may contain `user_id`, `profile` and `tools`. From version 0.4, ``f(task, trace)``, the signature of
-    ``score`` of a ``vf.Judge``, gives a float for the last conversation of the trace, with the tools that appear in it.
-    The task may have the fields `user_id`, `profile` and `profile_order`.
+    float; `info`, or columns of the data, may contain `user_id`, `profile` and `tools`. With ``prompts=...,
+    completions=..., infos=..., states=...``, as a group function gets them, it gives a list. From version 0.4,
+    ``f(task, trace)``, the signature of ``score`` of a ``vf.Judge``, gives a float for the last conversation of the
+    trace, with the tools that appear in it. The task may have the fields `user_id`, `profile` and `profile_order`.
 
     Raises (when called):
       RunError: If the process was forked after JAX had started.
@@ -177,44 +182,46 @@ class RewardFunction:
 
     def __call__(self, *args: Any, **columns: Any) -> Any:
         """Return the rewards in the form that the calling trainer expects."""
-        given = [_listed(value) for value in args]
+        given = [listed(value) for value in args]
         lists = bool(given) and all(isinstance(value, list) for value in given)
         call = fields.Body(columns, where=WHERE)
         if len(args) == 4 and isinstance(args[3], Mapping):
             columns |= dict(zip(("data_source", "solution_str", "ground_truth", "extra_info"), args))
         if "solution_strs" in columns:
-            texts = _listed(call["solution_strs"])
-            infos = _column(call, "extra_infos", len(texts))
+            texts = listed(call["solution_strs"])
+            infos = column(call, "extra_infos", len(texts))
             call.ignored()
             pairs = enumerate(zip(texts, infos, strict=True))
-            return self._rewards([_verl_item(text, info, f"solution_strs[{k}]") for k, (text, info) in pairs])
+            return self._rewards([verl_item(text, info, f"solution_strs[{k}]") for k, (text, info) in pairs])
         if "solution_str" in columns:
-            item = _verl_item(call["solution_str"], call.get("extra_info"), "solution_str")
+            item = verl_item(call["solution_str"], call.get("extra_info"), "solution_str")
             call.ignored()
             return self._rewards([item])[0]
         task, trace = args if len(args) == 2 else (call.get("task"), call.get("trace"))
         if hasattr(trace, "messages") and hasattr(task, "model_dump"):
             call.ignored()
-            return self._rewards([_trace_item(task, trace)])[0]
+            return self._rewards([trace_item(task, trace)])[0]
         if len(given) == 3 and lists:
             call.ignored()
             return self._openrlhf(*given)
         if len(given) == 1 and lists:
             columns |= {"completions": given[0]}
         of_swift = "messages" in columns and not given[1:] and not {"prompts", "prompt"} & columns.keys()
-        if of_swift and isinstance(_listed(columns.get("completions")), list):
-            return self._rewards(_swift_items(columns))
+        if of_swift and isinstance(listed(columns.get("completions")), list):
+            return self._rewards(swift_items(columns))
+        if {"completions", "infos", "states"} <= columns.keys() and not given:
+            return self._rewards(verifiers_group(columns))
         if "completion" in columns and not given:
-            return self._rewards([_verifiers_item(call)])[0]
+            return self._rewards([verifiers_item(call)])[0]
         if len(given) == 2 and isinstance(given[0], list):
             columns |= {"prompts": given[0], "completions": given[1]}
         if "prompts" in columns:
-            return self._rewards(_batch_items(columns))
+            return self._rewards(batch_items(columns))
         columns |= dict(zip(("prompt", "completions"), args, strict=False))
         if not {"prompt", "completions"} <= columns.keys():
             expected = "prompts and completions (TRL), solution_str (verl), or prompt and completions (AReaL)"
             raise DataError(f"{WHERE}: expected {expected}, found {', '.join(columns) or 'no argument'}")
-        return self._rewards([_areal_item(fields.Body(columns, where=WHERE))])[0]
+        return self._rewards([areal_item(fields.Body(columns, where=WHERE))])[0]
 
     def _openrlhf(self, queries: list[str], prompts: list[str], labels: list[Any]) -> dict[str, Any]:
         request = get_reward(fields.Body({"query": queries, "prompts": prompts, "labels": labels}))
@@ -243,176 +250,3 @@ class RewardFunction:
                 raise DataError(f"{WHERE}: completion {place}: {score}") from score
             rewards[place] = score.value
         return rewards
-
-
-def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """Return the items of a TRL or tunix call: columns of equal length, and values for the whole call."""
-    prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
-    if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
-        raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
-    given = {name: _listed(value) for name, value in columns.items()}
-    given |= {name: _column(columns, name, len(prompts)) for name in (*_OF_USER, "question")}
-    items = []
-    for k, (prompt, completion) in enumerate(zip(prompts, completions)):
-        row = fields.Body(
-            {
-                name: value[k] if isinstance(value, list | tuple) and len(value) == len(prompts) else value
-                for name, value in given.items()
-            },
-            where=f"{WHERE}: completion {k}",
-        )
-        if isinstance(prompt, str) and row["question"] is not None:
-            prompt = row["question"]
-        items.append(_item(prompt, completion, row, f"completions[{k}]"))
-    return items
-
-
-def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
-    extra = fields.Body(checks.mapping(extra_info, WHERE, "extra_info"), where=f"{WHERE}: extra_info")
-    prompt, profile = _first(extra, _QUESTION_KEYS), from_json(extra.get("profile"))
-    if prompt is None:
-        raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
-    if isinstance(profile, str) and isinstance(prompt, str):  # the format of the paper's training data
-        prompt, extra = (
-            prompt + profile,
-            fields.Body({**extra, "profile": None}, where=f"{WHERE}: extra_info"),
-        )
-    return _item(prompt, solution, extra, name)
-
-
-def _swift_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """Return the items of an ms-swift call; its messages end with the completion, or just before it."""
-    completions, messages = _listed(columns["completions"]), _listed(columns["messages"])
-    if not isinstance(messages, list | tuple) or len(messages) != len(completions):
-        raise DataError(
-            f"{WHERE}: messages: expected a conversation for each of {len(completions)} completions"
-        )
-    prompts = []
-    for k, (turns, completion) in enumerate(zip(map(_listed, messages), completions, strict=True)):
-        given = fields.messages(turns, f"messages[{k}]")
-        if given[-1].role == "assistant":
-            if given[-1].content != completion:
-                raise DataError(
-                    f"{WHERE}: messages[{k}]: expected to end with completion {k}, found another answer"
-                )
-            turns = turns[:-1]
-        prompts.append(turns)
-    others = {name: value for name, value in columns.items() if name != "messages"}
-    return _batch_items({**others, "prompts": prompts})
-
-
-def _verifiers_item(call: fields.Body) -> ChatItem:
-    """Return the item of a verifiers rubric call; `info` gives the user and the profile."""
-    prompt, completion, info = call.get("prompt"), call["completion"], from_json(call.get("info"))
-    for name in ("answer", "state", "task"):
-        call.get(name)
-    call.ignored()
-    about = fields.Body(checks.mapping({} if info is None else info, WHERE, "info"), where=f"{WHERE}: info")
-    if isinstance(prompt, str) and about.get("question") is not None:
-        prompt = about["question"]
-    return _item(prompt, completion, about, "completion")
-
-
-def _trace_item(task: Any, trace: Any) -> ChatItem:
-    """Return the item of a verifiers 0.4 judge: the last conversation of a trace, for the user of the task."""
-    about = task.model_dump()
-    about.pop("prompt", None)  # the trace already begins with the prompt, as the harness wrote it
-    if tools := [_function(tool.model_dump(exclude_none=True), "tools") for tool in trace.tools]:
-        about["tools"] = tools
-    turns = []
-    for message in trace.messages:
-        turn = message.model_dump(exclude_none=True)
-        if calls := turn.pop("tool_calls", None):
-            turn["tool_calls"] = [_function(call, "tool_calls") for call in calls]
-        elif turn["role"] == "assistant":
-            turn.setdefault("content", "")
-        turns.append(turn)
-    if not turns or turns[-1]["role"] != "assistant":
-        found = quote(turns[-1]["role"]) if turns else "no message"
-        raise DataError(f"{WHERE}: trace: expected the assistant's message at the end, found {found}")
-    reply, said = trace.root_reply, turns[-1].get("content", "")
-    if reply is not None and reply.strip() != said.strip():
-        raise DataError(
-            f"{WHERE}: trace: expected a last conversation that ends with the root agent's reply, {quote(reply)}, "
-            f"found {quote(said)}"
-        )
-    return _item(turns[:-1], turns[-1:], fields.Body(about, where=f"{WHERE}: task"), "trace.messages")
-
-
-def _function(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a verifiers tool or tool call in the form that chat templates read."""
-    if given.get("type", "function") != "function" or given.get("namespace") is not None:
-        raise DataError(
-            f"{WHERE}: trace: {name}: expected functions without a namespace, found {quote(dict(given))}"
-        )
-    parts = {key: given[key] for key in ("name", "description", "parameters", "strict") if key in given}
-    if "arguments" in given:
-        parts["arguments"] = from_json(given["arguments"])
-    return {"type": "function", "function": parts} | ({"id": given["id"]} if "id" in given else {})
-
-
-def _areal_item(columns: fields.Body) -> ChatItem:
-    prompt, completion = columns["prompt"], columns["completions"]
-    if isinstance(prompt, str):
-        prompt = _first(columns, ("messages", "question", "prompt"))
-    if isinstance(completion, str):
-        completion = without_end_marks(completion)
-    return _item(prompt, completion, columns, "completions")
-
-
-def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((columns[name] for name in names if columns.get(name) is not None), None)
-
-
-def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatItem:
-    """Return the item of a prompt and a completion, each a text or messages.
-
-    The last message of a completion is the response.
-
-    Args:
-      about: Columns with the user and the profile.
-      name: Name of the completion in error messages.
-    """
-    if isinstance(prompt, str):
-        if mark := template_mark(prompt):
-            raise DataError(
-                f"{WHERE}: prompt: holds {mark!r}, so a chat template has rendered it already, and it would be wrapped "
-                "as a user's message again: give messages, in the column 'messages' (AReaL), as conversational "
-                "prompts (TRL), or the plain question in the column 'question' (tunix)"
-            )
-        messages = (Message("user", str(prompt)),)
-    else:
-        messages = fields.messages(_listed(prompt), "prompt")
-    if isinstance(completion, str):
-        completion = str(completion)  # converts numpy strings too
-    else:
-        turns = fields.messages(_listed(completion), name)
-        if turns[-1].role != "assistant":
-            found = quote(turns[-1].role)
-            raise DataError(f"{WHERE}: {name}: expected the assistant's message at the end, found {found}")
-        messages, completion = split_response((*messages, *turns))
-    user, profile, order = (_listed(about.get(field)) for field in _OF_USER)
-    context = fields.context(about)
-    about.ignored()
-    return ChatItem(
-        *fields.placed(messages, completion, context),
-        checks.optional_identifier(user, WHERE, "user_id"),
-        read_profile(profile, WHERE),
-        checks.optional_text(order, WHERE, "profile_order"),
-    )
-
-
-def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
-    """Return a column as a list; Nones if it is absent."""
-    values = _listed(columns.get(name))
-    if values is None:
-        return [None] * count
-    if not isinstance(values, list | tuple) or len(values) != count:
-        expected = f"expected one for each of {count} completions, found {checks.found(values)}"
-        raise DataError(f"{WHERE}: {name}: {expected}")
-    return values
-
-
-def _listed(value: Any) -> Any:
-    """Convert numpy arrays and numbers, which data frames and tunix pass, to Python lists and numbers."""
-    return value.tolist() if hasattr(value, "tolist") else value

@@ -22,6 +22,7 @@ import numpy as np
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.message import SPOKEN_FIELDS, Message, joined_parts
+from prb_jax.records.template_marks import OwnMarks
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,
@@ -59,6 +60,10 @@ class TokenizerIds:
     def vocab_size(self) -> int:
         """Number of embedding rows for all ids of this tokenizer: its largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
+
+    def rendered_mark(self, text: str) -> str | None:
+        """Return the mark that shows that the chat template has rendered a text already; None without a template."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,14 +154,23 @@ class ChatTokenizer(TokenizerIds):
         return frozenset(re.findall(r"\w+", self.template.text))
 
     @cached_property
-    def turn_marks(self) -> tuple[str, ...]:
-        """Special tokens that the template writes before a user message; texts with one are already rendered."""
+    def own_marks(self) -> OwnMarks:
+        """The marks that show that this template has rendered a text."""
         text = self.render([_PROBE])[0]
-        before = text[: text.index(_PROBE[0].content)]
+        try:
+            opened = self.render([_PROBE], generation_prompt=True)[0].removeprefix(text)
+        except RenderError:
+            opened = ""
         edges = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
-        return tuple(
-            token for token in self.tokenizer.get_added_vocab() if token in before and token not in edges
+        return OwnMarks(
+            head=text[: text.index(_PROBE[0].content)],
+            tokens=tuple(token for token in self.tokenizer.get_added_vocab() if token not in edges),
+            bos=self.tokenizer.bos_token or "",
+            opened=opened.strip(),
         )
+
+    def rendered_mark(self, text: str) -> str | None:
+        return self.own_marks.find(text)
 
     @cached_property
     def _reads_parts(self) -> bool:

@@ -152,8 +152,30 @@ def test_rendered_texts_are_taken_as_they_are(tmp_path):
             prb.Comparison.from_row(row | {"rendered": True} | wrong, where="f:1")
 
 
-def test_a_template_knows_its_own_marks(tmp_path):
-    """Also marks of a special token that no other template has."""
-    template = "{% for m in messages %}{{ '<|start|>' + m.role + m.content + '<|end|>' }}{% endfor %}"
-    chat = load_tokenizer(write_tokenizer(tmp_path, template=template))
-    assert chat.turn_marks == ("<|start|>",)
+TURNS = {
+    "{% for m in messages %}{{ '<|start|>' + m.role + m.content + '<|end|>' }}{% endfor %}": (
+        "<|start|>of tea?", " <|start|>userTea?<|end|>", "<|bos|><|start|>systema<|end|><|start|>userTea?",
+        "Be kind.<|start|>userTea?",
+    ),
+    "{% for m in messages %}{{ '<|start|>' + m.role + '<|end|>' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>' }}{% endif %}": (
+        "<|start|>user<|end|>Tea?", "Be kind.<|start|>user<|end|>Tea?", "So: Tea?<|start|>assistant<|end|>\n",
+    ),
+    "{% for m in messages %}{{ ('<|start|>' if m.role == 'user' else '<|end|>') + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|end|>' }}{% endif %}": (
+        "<|start|>Tea?", "<|bos|>Be kind.<|start|>Tea?", "Be kind.<|start|>Tea?<|end|>",
+    ),
+}  # fmt: skip
+"""Templates with marks of their own, and texts that each of them has rendered."""
+ORDINARY = (
+    "Tea?", "What does <|start|> mean?", "Is <|start|> before of <|end|>?", "<|end|>", "user: start", "",
+    "Which token opens a turn: <|start|>, <|bos|> or <|pad|>?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TURNS)
+def test_a_template_knows_its_own_marks(template, tmp_path):
+    """Also marks of a special token that no other template has; a question that quotes one is not rendered."""
+    chat = load_tokenizer(write_tokenizer(tmp_path, template=template, bos=True))
+    marks = dict.fromkeys(TURNS[template], "<|start|>") | dict.fromkeys(ORDINARY)
+    assert {text: chat.rendered_mark(text) for text in marks} == marks

@@ -173,10 +173,15 @@ def test_two_ranks_of_trl_lose_no_rollout(work: Work, steps: int, rollouts: int)
 @pytest.mark.skipif(
     TUNIX is None, reason="tunix is not installed (PRB_TUNIX_PYTHON names a Python that has it)"
 )
-def test_tunix_trains_with_the_served_reward(work: Work, tmp_path: Path) -> None:
+@pytest.mark.parametrize("served", [True, False])
+def test_tunix_trains_with_the_reward(work: Work, tmp_path: Path, served: bool) -> None:
+    """Of a server, or of a model on the learner's mesh; the gold reward is served."""
+    arguments = list(work.arguments)
+    if not served:
+        arguments[arguments.index("--reward") + 1] = str(work.folder / "0")
     sizes = "--steps 2 --prompts 2 --generations 2 --prompt-tokens 64 --new-tokens 8"
     kept = tmp_path / "rollouts.jsonl"
-    shown = _run(TUNIX or "", ENGINES / "tunix_grpo.py", *work.arguments, *sizes.split(), "--rollouts", kept)
+    shown = _run(TUNIX or "", ENGINES / "tunix_grpo.py", *arguments, *sizes.split(), "--rollouts", kept)
     pairs = re.findall(r"^reward (\S+)  gold (\S+)$", shown, re.MULTILINE)
     means, steps = [tuple(map(float, pair)) for pair in pairs], read_lines(kept)
     assert len(means) == len(steps) == 2

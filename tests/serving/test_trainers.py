@@ -234,8 +234,40 @@ def verifiers(reward: Any) -> list[float]:
     return [one(rollout) for rollout in ROLLOUTS]
 
 
+def rubric(reward: Any) -> list[float]:
+    """verifiers 0.1.14, `Rubric._call_individual_reward_func`: messages are objects, columns of the data keywords."""
+
+    def one(rollout: Rollout) -> float:
+        said = trace([*rollout.messages, {"role": "assistant", "content": rollout.completion}])
+        spoken = {"prompt": said.messages[:-1], "completion": said.messages[-1:]}
+        return reward(
+            **spoken,
+            answer="",
+            state={"tool_defs": []},
+            info={},
+            task=None,
+            parser=object(),
+            **rollout.columns,
+        )
+
+    return [one(rollout) for rollout in ROLLOUTS]
+
+
+def rubric_group(reward: Any) -> list[float]:
+    """verifiers 0.1.14, `Rubric._call_group_reward_func`: lists, of which each entry is as in a rubric's other call."""
+    said = [trace([*r.messages, {"role": "assistant", "content": r.completion}]).messages for r in ROLLOUTS]
+    return reward(
+        prompts=[turns[:-1] for turns in said],
+        completions=[turns[-1:] for turns in said],
+        infos=[rollout.columns for rollout in ROLLOUTS],
+        states=[{"tool_defs": []} for _ in ROLLOUTS],
+    )
+
+
 @pytest.mark.parametrize("kind", ["single", "fitted", "history", "server", "served history"])
-@pytest.mark.parametrize("trainer", [trl, tunix, maxtext, verl, verl_batch, areal, openrlhf, verifiers])
+@pytest.mark.parametrize(
+    "trainer", [trl, tunix, maxtext, verl, verl_batch, areal, openrlhf, verifiers, rubric, rubric_group]
+)
 def test_the_reward_is_the_model_s_score(
     kinds: dict[str, Kind], trainer: Callable[[Any], Sequence[float]], kind: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Tasks and traces as verifiers 0.4 hands them to `score` of a judge, without the package."""
+"""Tasks and traces as verifiers hands them to a rubric (0.1) or to `score` of a judge (0.4), without the package."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Dumped(dict[str, Any]):
-    """A pydantic model: fields that were not given are None, as those of its messages are."""
+@dataclass
+class Dumped:
+    """A pydantic model, which is no mapping: fields that were not given are None, as those of its messages are."""
+
+    fields: dict[str, Any]
 
     def model_dump(self, *, exclude_none: bool = False) -> dict[str, Any]:
-        return {name: value for name, value in self.items() if not exclude_none or value is not None}
+        return {name: value for name, value in self.fields.items() if not exclude_none or value is not None}
 
 
 @dataclass

@@ -19,7 +19,13 @@ import numpy as np
 
 from prb_jax.behaviour.judges.candidates import Candidates, read_candidates
 from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import JudgeOptions, is_judge, options_of_judge, parse_judge
+from prb_jax.behaviour.judges.options import (
+    JudgeOptions,
+    check_options_used,
+    is_judge,
+    options_of_judge,
+    parse_judge,
+)
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
@@ -139,7 +145,7 @@ def best_of_n(
       history: Labelled comparisons from which fitted personalisation methods among the models learn the users.
       loading: Options to open models.
       judge: Options of judges; template and scale apply only to judges named `judge:`, pairing and ties only to judges
-        named `pairs:`.
+        named `pairs:`. An option that no judge uses is an error.
       profile_posts, protocol, max_length: Options of the models' view, as for :func:`prb_jax.evaluate`.
       progress: Show progress on standard error.
 
@@ -166,6 +172,8 @@ def best_of_n(
             "options of judges belong to one among --rewards or as --quality (judge:MODEL, pairs:MODEL): leave them out"
         )
     judges = {name: parse_judge(name) for name in names if is_judge(name)}
+    if judge is not None:
+        check_options_used(judge, list(judges))
     models = {
         name: (judges[name].url or judges[name].model if name in judges else name, loading) for name in names
     }

@@ -20,22 +20,25 @@ class GenerativeModel:
     Attributes:
       name: Protocol of `prb judge`.
       models: Names on the hub.
-      read: Reads a reply without thoughts: A or B for the first or second response shown, or Yes or No for a single
-        one; None if the reply has no verdict.
+      read: Reads a reply without thoughts: A or B for the first or second response shown, Yes or No for a single one,
+        or the numbers of all responses in the order shown; None if the reply has no verdict.
       roles: Roles of the messages after the conversation. Without roles, the user's turn is a template from the model
         card, which a user gives as a file.
       needs_principle: Whether a principle is required.
       single: Whether one response is shown at a time, as the assistant's turn.
+      listwise: Whether all responses to a prompt are shown at once, in one JSON object with the principle. The system
+        turn is a text from the model's authors, which a user gives as a file.
     """
 
     name: str
     models: tuple[str, ...]
-    read: Callable[[str], str | None]
+    read: Callable[[str], Any]
     roles: tuple[str, ...] = ()
     needs_principle: bool = False
     single: bool = False
+    listwise: bool = False
 
-    def verdict(self, reply: str) -> str | None:
+    def verdict(self, reply: str) -> Any:
         """Return the verdict of a reply, read after its thoughts."""
         answer = without_thoughts(reply)
         return None if answer is None else self.read(answer)
@@ -108,6 +111,39 @@ def read_brackets(answer: str) -> str | None:
     return letters.pop() if len(letters) == 1 else None
 
 
+def read_list(answer: str) -> list[float] | None:
+    """Return the scores (1 to 5) of all responses, from the last JSON object {"scores": {"model-1": 4, ...}}.
+
+    Equal scores are told apart by the list "best-to-worst" if it names every response once: 0.01 for each response with
+    the same score that is listed behind.
+    """
+    found: dict[str, Any] = {}
+    place = answer.find("{")
+    while place >= 0:
+        try:
+            given, end = json.JSONDecoder().raw_decode(answer, place)
+        except (ValueError, RecursionError):
+            given, end = None, place + 1
+        found = given if isinstance(given, dict) and "scores" in given else found
+        place = answer.find("{", end)
+    scores = found.get("scores")
+    if not isinstance(scores, dict) or not scores:
+        return None
+    names = [f"model-{number}" for number in range(1, len(scores) + 1)]
+    numbers = [number for name in names if (number := _number(scores.get(name))) is not None]
+    if len(numbers) < len(names) or not all(1 <= number <= 5 for number in numbers):
+        return None
+    listed = found.get("best-to-worst", found.get("best-to-worse"))  # the second is a slip of the model
+    if not isinstance(listed, list) or sorted(map(str, listed)) != sorted(names):
+        return numbers
+    places = [listed.index(name) for name in names]
+    behind = [
+        sum(other == number and rank > place for other, rank in zip(numbers, places, strict=True))
+        for number, place in zip(numbers, places, strict=True)
+    ]
+    return [number + 0.01 * count for number, count in zip(numbers, behind, strict=True)]
+
+
 def read_result(answer: str) -> str | None:
     """Return the letter after the last [RESULT]."""
     found = re.findall(r"\[RESULT\]\W*([AB])\W*$", answer.strip())
@@ -155,6 +191,13 @@ GENERATIVE_MODELS: Final = (
         name="prometheus",
         models=("prometheus-eval/prometheus-7b-v2.0", "prometheus-eval/prometheus-8x7b-v2.0"),
         read=read_result,
+    ),
+    GenerativeModel(
+        name="rewardanything",
+        models=("zhuohaoyu/RewardAnything-8B-v1", "WisdomShell/RewardAnything-8B-v1"),
+        read=read_list,
+        needs_principle=True,
+        listwise=True,
     ),
 )
 """The table of generative reward models."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
+
+import numpy as np
 
 from prb_jax.behaviour.judges.formats import GenerativeModel
 from prb_jax.behaviour.judges.options import JudgeOptions
@@ -19,9 +22,10 @@ from prb_jax.behaviour.judges.ratings import (
     fill_places,
     read_text,
 )
-from prb_jax.behaviour.judges.scorer import Conversation, shown_texts
+from prb_jax.behaviour.judges.scorer import Answer, Conversation, random_order, shown_texts
 from prb_jax.errors import RunError
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.conversation import transcript
 from prb_jax.scoring.remote.endpoint import Reply
 from prb_jax.text.visible import OrderClaim, profile_heading, render_profile
 
@@ -115,14 +119,77 @@ class PrincipleRatings(Ratings):
         return None, None
 
 
+@dataclass(frozen=True)
+class ListRatings(Ratings):
+    """Asks a generative reward model once for the scores of all responses, by the principle of their user.
+
+    The user's turn is one JSON object with the principle, the prompt and the responses, which are shown in random order
+    under the names model-1 to model-K.
+    """
+
+    row: GenerativeModel | None = None
+    system: str = ""  # text of the system turn
+    seed: int = 0  # seed of the orders
+    compares = True
+
+    def identity(self) -> Mapping[str, Any]:
+        assert self.row is not None
+        digest = sha256(self.system.encode()).hexdigest()[:16]
+        ways = {"judge": self.row.name, "format": self.row.name, "system": digest, "seed": self.seed}
+        return {**self.model.identity(), **ways}
+
+    def _questions(self, comparison: Comparison) -> int:
+        return 1
+
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
+        order, turns = random_order(comparison, self.seed), comparison.prompt
+        asked = {
+            "principle": principle_of(comparison, posts) or SUITS_USER,
+            "prompt": turns[0].content if len(turns) == 1 else transcript(turns),
+            "responses": {f"model-{n}": comparison.responses[place] for n, place in enumerate(order, 1)},
+        }
+        # the authors' text begins and ends with an empty line, which editors and `read_text` remove
+        return [
+            (
+                Message("system", f"\n{self.system}\n"),
+                Message("user", json.dumps(asked, ensure_ascii=False)),
+            )
+        ]
+
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        assert self.row is not None
+        order = random_order(comparison, self.seed)
+        votes = [None if reply.is_cut else self.row.verdict(reply.text) for reply in answer.replies]
+        known = [numbers for numbers in votes if numbers is not None and len(numbers) == len(order)]
+        details: dict[str, Any] = {"ratings": [None] * len(order), "order": order}
+        if self._votes > 1:
+            details["votes"] = [numbers if numbers in known else None for numbers in votes]
+        if not known:
+            return [self.scale.middle] * len(order), details
+        means = np.mean(known, axis=0)
+        details["ratings"] = [float(means[order.index(place)]) for place in range(len(order))]
+        return details["ratings"], details
+
+
 def open_generative(
     row: GenerativeModel, model: Any, options: JudgeOptions
-) -> GenerativePairs | PrincipleRatings:
+) -> GenerativePairs | PrincipleRatings | ListRatings:
     """Return the judge of a row.
 
     Raises:
-      RunError: the row needs the template of the model card, or has roles and a template is given.
+      RunError: the row needs the template or the system turn of the model's authors, or a text is given that the row
+        has no use for.
     """
+    if row.listwise:
+        if options.template is not None:
+            raise RunError(f"--template: {row.name} is asked in JSON: leave it out")
+        if options.system is None:
+            raise RunError(
+                f"--system FILE: --protocol {row.name} needs the system turn of the model's authors (docs/judging.md)"
+            )
+        system = read_text(options.system, "--system")
+        template = RatingTemplate(ONE_NUMBER)
+        return ListRatings(model, template, Scale(1, 5), True, row=row, system=system, seed=options.seed)
     if row.roles and (options.template is not None or options.system is not None):
         raise RunError(
             f"--template, --system: {row.name} is asked by the roles of its messages: leave them out"

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from typing import Any, NotRequired, TypedDict
 
 from prb_jax.behaviour.judges.options import ALL_PAIRS, CIRCULAR, HALF, KNOCK_OUT, LOSS
@@ -17,6 +16,7 @@ from prb_jax.behaviour.judges.scorer import (
     JudgeProtocol,
     cut_replies,
     nothing_read,
+    random_order,
 )
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.rows import Row
@@ -162,13 +162,9 @@ class GroupJudge(JudgeProtocol):
         self, comparison: Comparison
     ) -> Generator[list[Match], list[float | None], list[float | None]]:
         """Pair the responses in random order; an odd response advances, and so does the first one after a tie."""
-
-        def drawn(place: int) -> bytes:
-            text = f"{self.seed}/{comparison.id}/{comparison.responses[place]}"
-            return sha256(text.encode("utf-8", "surrogatepass")).digest()
-
         texts = comparison.responses
-        left = sorted({text: place for place, text in enumerate(texts)}.values(), key=drawn)
+        different = set({text: place for place, text in enumerate(texts)}.values())
+        left = [place for place in random_order(comparison, self.seed) if place in different]
         if len(left) == 1:
             return [0.5] * len(texts)
         survived, rounds = dict.fromkeys(texts, 0), 0

@@ -145,7 +145,8 @@ def open_named_judge(
     if protocol == TextProtocol.DEFAULT:
         if options.prompts is not None:
             raise RunError(f"--prompts: the paper's judge of pairs gives no reward, {name}: leave it out")
-        options = replace(options, pairing=options.pairing or ALL_PAIRS)
+        if row is None or not row.listwise:
+            options = replace(options, pairing=options.pairing or ALL_PAIRS)
     elif options.prompts is not None:
         protocol = f"paper-{protocol}"
     protocol = protocol if row is None or options.prompts is not None else row.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -55,7 +56,11 @@ class JudgeOptions:
         "{answer} and {aspect}; with paper-score {question}, {profile} and {answer}",
         "FILE",
     )
-    system: str | None = option(None, "text of a system turn, with --protocol score or rubric", "FILE")
+    system: str | None = option(
+        None,
+        "text of a system turn, with --protocol score or rubric, or for a generative reward model without roles",
+        "FILE",
+    )
     scale: tuple[int, int] | None = option(
         None, "lowest and highest number, with --protocol score (default: 1 9)", "LOW HIGH"
     )
@@ -218,7 +223,7 @@ class JudgeOptions:
                 )
             if not 0 <= self.min_mass <= 1:
                 raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
-        pairs = generative is not None and not generative.single
+        pairs = generative is not None and not (generative.single or generative.listwise)
         if self.pairing is not None and self.protocol != TextProtocol.DEFAULT and not pairs:
             raise RunError(
                 "--pairing: belongs to --protocol default, which compares two responses: leave it out"
@@ -252,13 +257,14 @@ class JudgeName:
 
 
 OF_REWARDS: Final = (
-    "template pairing ties reason reason_tokens temperature votes top_logprobs chat_template_kwargs"
+    "template system pairing ties min_mass reason reason_tokens temperature votes top_logprobs "
+    "chat_template_kwargs"
 )
 """Options that apply to judges as rewards."""
 
 _USED_BY: Final = {
     "template": (SCORE,), "system": (SCORE,), "scale": (SCORE,), "top_logprobs": (SCORE, RUBRIC),
-    "pairing": (PREFIXES["pairs:"],), "ties": (PREFIXES["pairs:"],),
+    "pairing": (PREFIXES["pairs:"],), "ties": (PREFIXES["pairs:"],), "min_mass": (PREFIXES["pairs:"],),
 }  # fmt: skip
 
 
@@ -268,11 +274,23 @@ def options_of_judge(options: JudgeOptions, name: str) -> JudgeOptions:
     unused = {
         key: getattr(plain, key) for key, protocols in _USED_BY.items() if judge.protocol not in protocols
     }
-    if row := generative_of(judge):  # a row without roles needs the template of its model card
-        unused = {
-            key: value for key, value in unused.items() if row.roles or key not in ("template", "system")
-        }
+    if options.reason or judge.url is not None or generative_of(judge):  # replies in words
+        unused["min_mass"] = plain.min_mass
+    if row := generative_of(judge):  # a row without roles needs the texts of its authors
+        texts = () if row.roles else ("system",) if row.listwise else ("template", "system")
+        unused = {key: value for key, value in unused.items() if key not in texts}
+        if row.listwise:
+            unused |= {key: getattr(plain, key) for key in ("pairing", "ties")}
     return replace(options, **unused)
+
+
+def check_options_used(options: JudgeOptions, names: Sequence[str]) -> None:
+    """Raise RunError for an option that is set, but has no effect on any judge of these names."""
+    plain, of_judges = JudgeOptions(), [options_of_judge(options, name) for name in names]
+    for key in _USED_BY:
+        unset = getattr(plain, key)
+        if getattr(options, key) != unset and all(getattr(one, key) == unset for one in of_judges):
+            raise RunError(f"--{key.replace('_', '-')}: not used by {', '.join(names)}; remove it")
 
 
 def generative_of(judge: JudgeName) -> GenerativeModel | None:

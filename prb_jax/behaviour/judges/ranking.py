@@ -11,7 +11,6 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Final, NotRequired, TypedDict
 
 from prb_jax.behaviour.judges.chat import InWords
@@ -23,6 +22,7 @@ from prb_jax.behaviour.judges.scorer import (
     JudgeProtocol,
     cut_replies,
     nothing_read,
+    random_order,
     shown_texts,
 )
 from prb_jax.errors import DataError, quote
@@ -92,15 +92,6 @@ class RankJudge(JudgeProtocol):
                 f"comparison {quote(comparison.id)}: expected at most 26 responses to rank, {found}"
             )
 
-    def order(self, comparison: Comparison) -> list[int]:
-        """Return the index of the response shown under each letter; depends only on the seed, the id and the texts."""
-
-        def drawn(place: int) -> bytes:
-            text = f"{self.seed}/{comparison.id}/{comparison.responses[place]}"
-            return sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-        return sorted(range(len(comparison.responses)), key=drawn)
-
     def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
         if is_rated(comparison):
             return self._rating.conversations(comparison, Scale(*RATING_SCALE), profile_posts=posts)
@@ -108,7 +99,7 @@ class RankJudge(JudgeProtocol):
         letters = string.ascii_uppercase[: len(responses)]
         answers = [
             f"Answer {letter}:\n{responses[place]}"
-            for letter, place in zip(letters, self.order(comparison), strict=True)
+            for letter, place in zip(letters, random_order(comparison, self.seed), strict=True)
         ]
         asked = (_AFTER_REASONING if self.reason else _ONE_LETTER).format(
             letters=f"{', '.join(letters[:-1])} or {letters[-1]}"
@@ -126,7 +117,7 @@ class RankJudge(JudgeProtocol):
                 known = [number for number in read[start : start + votes] if number is not None]
                 ratings.append(sum(known) / len(known) if known else None)
             return [INVALID_RATING if one is None else one for one in ratings], {"ratings": ratings}
-        order = self.order(comparison)
+        order = random_order(comparison, self.seed)
         letters = string.ascii_uppercase[: len(order)]
         verdicts = [None if text is None else read_letter(text, letters) for text in replies]
         counts = Counter(order[letters.index(letter)] for letter in verdicts if letter is not None)

@@ -354,6 +354,16 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
     return transcript(turns), shown.responses
 
 
+def random_order(comparison: Comparison, seed: int) -> list[int]:
+    """Return the indices of the responses in random order; depends only on the seed, the id and the texts."""
+
+    def drawn(place: int) -> bytes:
+        text = f"{seed}/{comparison.id}/{comparison.responses[place]}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+    return sorted(range(len(comparison.responses)), key=drawn)
+
+
 def cut_replies(rows: Sequence[Row]) -> dict[str, int]:
     """Return {"cut_replies": count} of replies that reached the token limit and have no verdict; empty if none."""
     cut = sum(row.get("finish", []).count("length") for row in rows)

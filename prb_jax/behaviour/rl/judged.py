@@ -15,9 +15,16 @@ from prb_jax.scoring.remote.endpoint import REPLIES
 def kinds_of(judge: JudgeScorer) -> set[str]:
     """Return the kinds of a judge, as named in `Reward.kinds`."""
     kinds = {"judge", "judge elsewhere" if judge.endpoint else "judge here"}
+    if judge.identity()["judge"] == "pairs" and judge.has_max_length:
+        kinds.add("judge by letters")
     kinds |= {SCORE: {"judge with a scale"}, "pairs": {"judge of pairs"}}.get(
         judge.identity()["judge"], set()
     )
+    if "judge of pairs" in kinds and judge.has_max_length:
+        kinds.add("judge by letters")
+    row = getattr(getattr(judge.protocol, "pairs", judge.protocol), "row", None)
+    if row is not None and not row.roles:
+        kinds |= {"judge with a system turn", *(() if row.listwise else ("judge with a template",))}
     return kinds | ({"cut judge"} if judge.endpoint is None and judge.has_max_length else set())
 
 
@@ -34,7 +41,7 @@ def open_judged(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeS
         "system",
         "scale",
     ]
-    names += ["pairing", "ties", *(["top_logprobs"] if named.url is not None else [])]
+    names += ["pairing", "ties", "min_mass", *(["top_logprobs"] if named.url is not None else [])]
     options = JudgeOptions(**{option: getattr(asked, option) for option in names})
     return open_named_judge(
         name,

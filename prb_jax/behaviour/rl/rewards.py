@@ -35,10 +35,12 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "max_length": ("model", "cut judge"), "dtype": ("loaded", "judge here"),
     "mesh": ("loaded", "fitted", "judge here"), "tokenizer": ("class server",),
     "reference": ("implicit",), "beta": ("implicit",), "reference_free": ("implicit",), "logprobs": ("implicit",),
-    "judge.template": ("judge with a scale",), "judge.system": ("judge with a scale",),
+    "judge.template": ("judge with a scale", "judge with a template"),
+    "judge.system": ("judge with a scale", "judge with a system turn"),
     "judge.lowest": ("judge with a scale",), "judge.highest": ("judge with a scale",), "judge.reason": ("judge",),
     "judge.pairing": ("judge of pairs",), "judge.ties": ("judge of pairs",), "judge.reason_tokens": ("judge",),
     "judge.temperature": ("judge",), "judge.votes": ("judge",), "judge.chat_template_kwargs": ("judge",),
+    "judge.min_mass": ("judge by letters",),
     "judge.top_logprobs": ("judge elsewhere",), "judge.concurrency": ("judge elsewhere",),
 }  # fmt: skip
 """Kinds of rewards (:attr:`Reward.kinds`) that use an option of `scoring`; options not listed apply to all rewards."""

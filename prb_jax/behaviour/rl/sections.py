@@ -52,13 +52,13 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
 
     template: str | None = option(
         None,
-        "file with the text that asks `judge:` for a number, with the places {prompt} and {answer}; None "
-        "for the project's own text.",
+        "file with the text that asks `judge:` for a number, with the places {prompt} and {answer}, or the user's turn "
+        "of a generative reward model; None for the project's own text.",
         effect="contents",
     )
     system: str | None = option(
         None,
-        "file with the text of a system turn before the template (`judge:`); None for none.",
+        "file with the text of a system turn before the template, or of a generative reward model; None for none.",
         effect="contents",
     )
     lowest: int | None = option(
@@ -75,6 +75,11 @@ class ScoringJudgeSettings(Options, prefix="scoring.judge."):
         HALF,
         "value of a tie of `pairs:`: half a win for both, a loss for both, or missing.",
         choices=TIES,
+    )
+    min_mass: float | None = option(
+        None,
+        "least probability of A and B together for a verdict of `pairs:` that is read at its logits; None for 0.1.",
+        least=0,
     )
     reason: bool = option(False, "whether the judge thinks in words before its number or verdict.")
     reason_tokens: int | None = option(

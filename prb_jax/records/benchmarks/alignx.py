@@ -26,7 +26,7 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for place, row in published.rows:
         where = place.where
         user = people.row_name(place)
-        known = people.cell(row.get(_DEMOGRAPHIC), where, _DEMOGRAPHIC)
+        known = people.cell(row.get(_DEMOGRAPHIC), where, _DEMOGRAPHIC, published.cleaned)
         profile = [people.post("about this person", known)] if known else []
         pairs = [_texts(pair, f"{where}: {name}") for name, pair in _items(row, _PAIRS, where)]
         for name, one in _items(row, _WRITTEN, where):

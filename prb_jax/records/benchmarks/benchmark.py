@@ -63,12 +63,14 @@ class Published:
       split: Split that was asked for.
       table: Opens another table by its name in `Benchmark.tables`.
       left_out: Counts rows and choices that give no comparison, by reason; the reader is warned of them.
+      cleaned: Counts texts that are read without a mark of the data set, by mark; in the same warning.
     """
 
     rows: Rows
     split: str
     table: Callable[[str], Rows]
     left_out: Counter[str] = field(default_factory=Counter)
+    cleaned: Counter[str] = field(default_factory=Counter)
 
 
 Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]

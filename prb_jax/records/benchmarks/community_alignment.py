@@ -30,16 +30,25 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
         user = fields.identifier(row.get("annotator_id"), where, "annotator_id")
         conversation = fields.identifier(row.get("conversation_id"), where, "conversation_id")
         balanced = people.truth(row.get("in_balanced_subset") or False, where, "in_balanced_subset")
-        language = people.cell(row.get("assigned_lang"), where, "assigned_lang") or "unknown"
+        language = (
+            people.cell(row.get("assigned_lang"), where, "assigned_lang", published.cleaned) or "unknown"
+        )
         facts = [
             f"{name.replace('_', ' ')}: {value}"
             for name in _FACTS
-            if (value := people.cell(row.get(f"annotator_{name}"), where, f"annotator_{name}"))
+            if (
+                value := people.cell(
+                    row.get(f"annotator_{name}"), where, f"annotator_{name}", published.cleaned
+                )
+            )
         ]
         known = [people.post("about this person", "; ".join(facts))] if facts else []
         for number, messages, texts, preferred in _turns(row, where, published):
             feedback = people.cell(
-                row.get(f"{_TURNS[number - 1]}_turn_feedback"), where, f"{_TURNS[number - 1]}_turn_feedback"
+                row.get(f"{_TURNS[number - 1]}_turn_feedback"),
+                where,
+                f"{_TURNS[number - 1]}_turn_feedback",
+                published.cleaned,
             )
             candidates = list(filter(None, texts.values()))
             chosen = texts[preferred] or ""
@@ -79,7 +88,10 @@ def _turns(
     ended = ""
     for number, turn in enumerate(_TURNS, start=1):
         names = {name: f"{turn}_turn_{name}" for name in ("prompt", "preferred_response", *_RESPONSES)}
-        cells = {name: people.cell(row.get(column), where, column) for name, column in names.items()}
+        cells = {
+            name: people.cell(row.get(column), where, column, published.cleaned)
+            for name, column in names.items()
+        }
         asked, preferred = cells.pop("prompt"), cells.pop("preferred_response")
         if asked is None and preferred is None and not any(cells.values()):
             ended = ended or "turns after an empty one"

@@ -49,7 +49,10 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
         name = fields.identifier(row.get("question_id"), where, "question_id")
         asked = fields.text(row.get("prompt"), where, "prompt")
         for family, styles, columns, statements in _layouts(row, where):
-            cells = {key: people.cell(row.get(column), where, column) for key, column in columns.items()}
+            cells = {
+                key: people.cell(row.get(column), where, column, published.cleaned)
+                for key, column in columns.items()
+            }
             texts = {key: text for key, text in cells.items() if text and not text.startswith(_FAILED)}
             pairs = [*_value_pairs(name, styles, statements)]
             pairs += [] if family == _NO_STYLE else [*_style_pairs(styles)]

@@ -40,7 +40,9 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 field = f"{column}[{number}]"
                 annotation = fields.mapping(entry, where, field)
                 user = f"{kind}-{fields.identifier(annotation.get('evaluator'), where, f'{field}.evaluator')}"
-                level = people.cell(annotation.get("overall_pref"), where, f"{field}.overall_pref")
+                level = people.cell(
+                    annotation.get("overall_pref"), where, f"{field}.overall_pref", published.cleaned
+                )
                 if level is None:
                     published.left_out["annotations without a preference"] += 1
                     continue

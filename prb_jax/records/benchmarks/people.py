@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
@@ -16,7 +17,7 @@ CHOICES: Final = 8
 So all later comparisons of a person have one profile, whose tokens are computed once.
 """
 
-_EMPTY: Final = ("", "EMPTY STRING")
+_EMPTY: Final = "EMPTY STRING"
 _END: Final = "<|end_of_text|>"
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -26,12 +27,17 @@ RULE: Final = (
 )
 
 
-def cell(value: object, where: str, name: str) -> str | None:
-    """Return the text of a cell without end marks; None if it is null, empty or "EMPTY STRING"."""
+def cell(value: object, where: str, name: str, cleaned: Counter[str]) -> str | None:
+    """Return the text of a cell without end marks; None if it is null, empty or "EMPTY STRING".
+
+    `cleaned` counts removed end marks and cells "EMPTY STRING".
+    """
     text = (fields.optional_text(value, where, name) or "").strip()
+    cleaned[f"ends with {_END} (removed)"] += text.endswith(_END)
     while text.endswith(_END):
         text = text.removesuffix(_END).rstrip()
-    return None if text in _EMPTY else text
+    cleaned[f"{_EMPTY} (read as empty)"] += text == _EMPTY
+    return None if text in ("", _EMPTY) else text
 
 
 def number(value: object, where: str, name: str) -> float:

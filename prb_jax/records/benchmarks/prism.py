@@ -6,6 +6,7 @@ said in the survey, and choices in the person's earlier conversations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ Utterances = list[tuple[str, Mapping[str, Any]]]
 
 def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield a comparison for each turn with different scores, conversations in the order of their first utterance."""
-    surveyed = _survey(published.table(_SURVEY))
+    surveyed = _survey(published.table(_SURVEY), published.cleaned)
     conversations: dict[str, dict[int, Utterances]] = {}
     for place, row in published.rows:
         name = fields.identifier(row.get("conversation_id"), place.where, "conversation_id")
@@ -56,7 +57,7 @@ def _conversation(
         user = _same(turns[number], "user_id", user or None)
         if user not in surveyed:
             raise DataError(f"{where}: field 'user_id': {quote(user)} is not in the table {_SURVEY}")
-        asked = people.cell(_same(turns[number], "user_prompt"), where, "user_prompt")
+        asked = people.cell(_same(turns[number], "user_prompt"), where, "user_prompt", published.cleaned)
         if asked is None:
             published.left_out["turns without a prompt, and after one"] += len(
                 [n for n in turns if n >= number]
@@ -64,7 +65,8 @@ def _conversation(
             break
         messages.append({"role": "user", "content": asked})
         texts = [
-            people.cell(row.get("model_response"), place, "model_response") for place, row in turns[number]
+            people.cell(row.get("model_response"), place, "model_response", published.cleaned)
+            for place, row in turns[number]
         ]
         scores = [_score(row, place) for place, row in turns[number]]
         chosen = [people.truth(row.get("if_chosen"), place, "if_chosen") for place, row in turns[number]]
@@ -90,7 +92,9 @@ def _conversation(
                     "prompt": [*messages],
                     "responses": responses,
                     "labels": scores,
-                    "subset": people.cell(first.get("conversation_type"), where, "conversation_type"),
+                    "subset": people.cell(
+                        first.get("conversation_type"), where, "conversation_type", published.cleaned
+                    ),
                     "profile": [*surveyed[user], *histories.posts(user, responses)],
                 },
             )
@@ -127,25 +131,27 @@ def _score(row: Mapping[str, Any], where: str) -> float:
     return score
 
 
-def _survey(rows: Rows) -> dict[str, list[dict[str, str]]]:
+def _survey(rows: Rows, cleaned: Counter[str]) -> dict[str, list[dict[str, str]]]:
     """The posts of each person, from the survey."""
     posts: dict[str, list[dict[str, str]]] = {}
     for place, row in rows:
         user = fields.identifier(row.get("user_id"), place.where, "user_id")
         facts = [
-            f"{name.replace('_', ' ')}: {value}" for name in _FACTS if (value := _text(row, place, name))
+            f"{name.replace('_', ' ')}: {value}"
+            for name in _FACTS
+            if (value := _text(row, place, name, cleaned))
         ]
         said = [
             people.post(category, text)
             for name, category in _WORDS.items()
-            if (text := _text(row, place, name))
+            if (text := _text(row, place, name, cleaned))
         ]
         posts[user] = said + ([people.post("about this person", "; ".join(facts))] if facts else [])
     return posts
 
 
-def _text(row: Mapping[str, Any], place: Place, name: str) -> str | None:
-    return people.cell(row.get(name), place.where, name)
+def _text(row: Mapping[str, Any], place: Place, name: str, cleaned: Counter[str]) -> str | None:
+    return people.cell(row.get(name), place.where, name, cleaned)
 
 
 BENCHMARK = Benchmark(

@@ -83,9 +83,14 @@ class BenchmarkSource(Source):
         try:
             yield from (Row(where, value) for where, value in rule.records(published))
         finally:
-            if published.left_out:
-                reasons = ", ".join(f"{reason}: {count:,}" for reason, count in published.left_out.items())
-                warnings.warn(f"{self.name}: left out: {reasons}", PrbWarning, stacklevel=2)
+            counts = {"texts": +published.cleaned, "left out": +published.left_out}
+            told = [
+                f"{what}: {', '.join(f'{reason}: {count:,}' for reason, count in counter.items())}"
+                for what, counter in counts.items()
+                if counter
+            ]
+            if told:
+                warnings.warn(f"{self.name}: {'; '.join(told)}", PrbWarning, stacklevel=2)
 
     def files(self, *, split: str) -> Sequence[Path]:
         """Return the files of a split, as any source does, and of all other tables that the benchmark reads.

@@ -213,6 +213,46 @@ def test_matches_by_logits_are_those_of_the_judge_of_pairs(tmp_path):
     assert len(set(found)) == 3
 
 
+def test_a_group_is_rewarded_by_a_model_on_this_machine(tmp_path):
+    """Read at its logits, by its path: a reward function, `/compare`, best of n and `prb ppo` give the same ratings."""
+    folder = tmp_path / "policy"
+    write_policy(folder, "qwen3", num_hidden_layers=1)
+    name, texts = f"pairs:{folder}", ["answer 3", "answer 9", "answer 1"]
+    options = prb.JudgeOptions(min_mass=0.0)
+    comparison = prb.Comparison(id="g", question="?", responses=texts)
+    served = open_served(name, LoadOptions(), judge=options)
+    (batch,) = served.stream([comparison])
+    expected = batch.scores[0].tolist()
+    assert len({round(value, 4) for value in expected}) == 3
+    call = {"prompts": ["?"] * 3, "completions": texts}
+    assert prb.reward_fn(name, judge=options)(**call) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(prb.DataError, match=r"completion 0: .*gave no verdict"):
+        prb.reward_fn(name)(**call)  # a random model would reply with neither A nor B
+    with serving(served) as url:
+        objects = [
+            {"output": [{"type": "message", "content": [{"type": "output_text", "text": text}]}]}
+            for text in texts
+        ]
+        body = {"conversation_history": [{"role": "user", "content": "?"}], "response_objs": objects}
+        assert httpx.post(f"{url}/compare", json=body).json()["rewards"] == pytest.approx(expected, abs=1e-5)
+    scoring = ScoringSettings(judge=ScoringJudgeSettings(min_mass=0.0))
+    reward = open_reward(PpoSettings(scoring=scoring), name, out=tmp_path)
+    check_scoring(scoring, [reward])
+    scores = reward.score([comparison], [texts], step=1)
+    np.testing.assert_allclose(scores.values, [expected], atol=1e-5)
+    samples = [{"id": "g", "sample": k, "text": text} for k, text in enumerate(texts)]
+    quality = [{"id": "g", "sample": k, "quality": value} for k, value in enumerate(expected)]
+    row = {"id": "g", "question": "?", "responses": texts, "labels": [1, 0, 0]}
+    best = [
+        "best-of-n", "--samples", write_lines(tmp_path / "samples.jsonl", samples), "--rewards", name,
+        "--data", write_lines(tmp_path / "data.jsonl", [row]), "--min-mass", "0", "--out", str(tmp_path / "best"),
+        "--quality", write_lines(tmp_path / "quality.jsonl", quality), "--no-progress",
+    ]  # fmt: skip
+    assert cli.main(best) == 0
+    (rewards,) = read_lines(tmp_path / "best" / "rewards.jsonl")
+    assert rewards["scores"] == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
