@@ -70,31 +70,36 @@ class Costs:
 
 def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
     """Return the costs of a compiled program on ``chips`` chips; loops of unknown length run ``steps`` times."""
-    known: dict[str, Costs] = {}
+    known: dict[tuple[str, frozenset[str]], Costs] = {}
 
-    def of(name: str) -> Costs:
-        if name not in known:
+    def of(name: str, outside: frozenset[str] = frozenset()) -> Costs:
+        """Return the costs of a computation; channels ``outside`` belong to the computation that runs it."""
+        if (name, outside) not in known:
             inside, total = module.computations[name], Costs()
-            seen: set[str] = set()
+            # A collective may overlap with a loop: the loop's body then has steps of it, which send nothing more.
+            fusions = [one.called("calls") for one in inside if one.opcode == "fusion"]
+            channels = {channel for one in fusions if one for _, channel, _ in _fused(one, module, chips)}
+            around = outside | channels
+            seen = set(outside)
             for instruction in inside:
-                total += one(instruction, inside, seen)
-            known[name] = total
-        return known[name]
+                total += one(instruction, inside, seen, around)
+            known[name, outside] = total
+        return known[name, outside]
 
-    def one(instruction: Instruction, inside: Computation, seen: set[str]) -> Costs:
+    def one(instruction: Instruction, inside: Computation, seen: set[str], around: frozenset[str]) -> Costs:
         opcode = instruction.opcode
         if opcode == "while":
             body = instruction.called("body")
             assert body is not None
             trips = module.trip_count(instruction, inside)
-            inner = of(body).times(steps if trips is None else trips)
+            inner = of(body, around).times(steps if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
-            branches = map(of, instruction.branches())
+            branches = [of(branch, around) for branch in instruction.branches()]
             return max(branches, key=lambda costs: (costs.memory_bytes, costs.link_bytes), default=Costs())
         called = instruction.called("calls") or (instruction.called("to_apply") if opcode == "call" else None)
         if called is not None and opcode in ("call", "async-start"):
-            return of(called)
+            return of(called, around)
         if opcode.endswith(("-done", "-update")) and opcode != "dynamic-update-slice":
             return Costs()
         costs = Costs(memory_bytes=_memory(instruction, inside, module))
