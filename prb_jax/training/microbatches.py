@@ -156,18 +156,17 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     queries, keys = (
         heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
+    states, of_mlp = {"none": (6, 4), "dots": (4, 2), "full": (1, 0)}[remat]
     others = {
-        "none": 6 * config.hidden_size + 4 * config.active_mlp,
-        "dots": 4 * config.hidden_size + 2 * config.active_mlp,
-        "full": config.hidden_size,
-    }[remat]
+        part: states * config.hidden_size + of_mlp * width for part, width in config.active_mlps.items()
+    }
     mixing = {ATTENTION: {"none": 4 * queries + 6 * keys, "dots": 2 * queries + 2 * keys, "full": 0}[remat]}
     if (sizes := config.recurrence) is not None:
         channels = sum(sizes.widths.values()) + sizes.widths["v"]
         # Each chunk keeps a few CHUNK x CHUNK matrices per head, and the state before the chunk.
         of_chunk = sizes.value_heads * (6 * CHUNK + sizes.key_dim * sizes.value_dim // CHUNK)
         mixing[RECURRENT] = {"none": 8 * channels + of_chunk, "dots": 2 * channels, "full": 0}[remat]
-    return 4 * sum(others + mixing[mixer] for mixer in config.layer_mixers)
+    return 4 * sum(mixing[mixer] + others[mlp] for mixer, mlp in config.kinds)
 
 
 def labelled(

@@ -86,14 +86,17 @@ ENTRY %main (a: f32[16]) -> f32[16] {
 """
 
 # The middle fusion runs in a loop beside the gather, which starts before the loop and ends behind it.
-OVERLAPPED = SPREAD.replace(
-    """  %f2 = f32[64]{0} fusion(%a), kind=kCustom, calls=%middle
+OVERLAPPED = (
+    SPREAD.replace(
+        """  %f2 = f32[64]{0} fusion(%a), kind=kCustom, calls=%middle
 """,
-    """  %f2 = f32[16]{0} while(%a), condition=%c, body=%trip, backend_config={"known_trip_count":{"n":"16"}}
+        """  %f2 = f32[16]{0} while(%a), condition=%c, body=%trip, backend_config={"known_trip_count":{"n":"16"}}
 """,
-).replace(
-    "ENTRY",
-    """%trip (x: f32[16]) -> f32[16] {
+    )
+    .replace("%f1 =", "%async-collective-start.1 =")
+    .replace(
+        "ENTRY",
+        """%trip (x: f32[16]) -> f32[16] {
   %x = f32[16]{0} parameter(0)
   %step = f32[64]{0} fusion(%x), kind=kCustom, calls=%middle
   ROOT %y = f32[16]{0} fusion(%x), kind=kCustom, calls=%own
@@ -105,6 +108,7 @@ OVERLAPPED = SPREAD.replace(
 }
 
 ENTRY""",
+    )
 )
 
 BRANCHES = """\
@@ -206,6 +210,9 @@ def test_steps_of_a_collective_in_a_loop_beside_it_send_nothing_more():
         "reduce-scatter": Collective(1, 64 * 4 * 3 / 4),
         "collective-permute": Collective(16, 16 * 64),
     }
+    # A channel alone says nothing: combined collectives share one.
+    apart = program_costs(parse_module(OVERLAPPED.replace("%async-collective-start.1 =", "%f1 =")), chips=4)
+    assert apart.collectives["all-gather"] == Collective(17, 17 * 3 * 64)
 
 
 def test_of_a_conditional_the_dearest_branch_counts():
