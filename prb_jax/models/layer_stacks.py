@@ -94,7 +94,10 @@ class LayerStacks:
 
             def one(x: jax.Array, inputs: tuple[jax.Array, Any]) -> tuple[jax.Array, Kept]:
                 number, states = inputs
-                starts = lambda part: _count(before, part) + number * _count(period, part)  # noqa: E731
+
+                def starts(part: str | None) -> jax.Array:
+                    return _count(before, part) + number * _count(period, part)
+
                 return self._run_layers(body, x, states, period, starts)
 
             x, values = lax.scan(one, x, (jnp.arange(periods), states))

@@ -225,9 +225,10 @@ def test_adapters_of_gate_and_up_in_one_matrix_are_one() -> None:
 
 def test_adapters_of_experts_are_those_of_merged_matrices() -> None:
     """Scores of a model with adapters on every matrix are those with W + s A B, and gradients follow from it."""
-    config = small_config(**MOE)
+    config = small_config(**MOE, num_hidden_layers=3, mlp_only_layers=[0])
     params = init_params(config, seed=1)
-    lora = LoraConfig(rank=3, alpha=6.0)
+    dense = ("dense_gate", "dense_up", "dense_down")
+    lora = LoraConfig(rank=3, alpha=6.0, targets=(*LoraConfig().targets, *dense))
     factors = init_lora(bind(config, params).layers, lora, seed=2)["layers"]
     assert factors["down_lora_a"].shape == (2, 4, 24, 3)
     rng = np.random.default_rng(0)
@@ -250,7 +251,7 @@ def test_adapters_of_experts_are_those_of_merged_matrices() -> None:
     of_merged, expected = of_plain(merged)
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert np.abs(np.asarray(of_plain(params)[1] - expected)).max() > 0.01
-    for name in ("gate", "down", "q"):
+    for name in ("gate", "down", "q", "dense_up"):
         a, b = factors[f"{name}_lora_a"], factors[f"{name}_lora_b"]
         to_matrix = lora.scale * of_merged["layers"][name]
         for factor, right in (

@@ -196,6 +196,7 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
     max_positions = fields.integer("max_position_embeddings", default=8192 if modern else 512)
     eps, default = ("norm_eps", 1e-5) if modern else ("layer_norm_eps", 1e-12 if bert else 1e-7)
     layers = fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
+    kinds = 0 if modern else fields.integer("type_vocab_size", default=2 if bert else 0, minimum=0)
     relative = None if bert or modern else _relative_positions(fields, max_positions=max_positions)
     return EncoderConfig(
         model_type=model_type,
@@ -211,9 +212,7 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
         hidden_activation=ACTIVATIONS[activation],
         max_position_embeddings=max_positions,
         absolute_positions=bert or (not modern and fields.flag("position_biased_input", default=True)),
-        type_vocab_size=0
-        if modern
-        else fields.integer("type_vocab_size", default=2 if bert else 0, minimum=0),
+        type_vocab_size=kinds,
         relative=relative,
         modern=_modern(fields, layers=layers, head_dim=head_dim) if modern else None,
         pad_token_id=fields.optional_integer("pad_token_id", default=50_283 if modern else 0, minimum=None),
