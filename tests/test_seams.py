@@ -91,6 +91,8 @@ def test_a_read_out(plugged, tmp_path):
     pairs = [prb.Comparison(id="1", question="Tea?", responses=["Yes, do.", "No."])]
     plugin, known = (prb.load(folder, readout=name) for name in ("last-logit", "vocabulary:7"))
     np.testing.assert_array_equal(plugin.score(pairs)[0], known.score(pairs)[0])
+    assert plugin.identity()["plugins"] == {"readout": "prb-example 0.1"}
+    assert "plugins" not in known.identity()
     with pytest.raises(prb.CheckpointError, match=r"unknown readout 'other'.* last-logit"):
         prb.load(folder, readout="other")
 
@@ -134,6 +136,7 @@ def test_a_backbone(plugged, tmp_path):
     for name, gradient in theirs.items():
         assert np.linalg.norm(ours[name] - gradient) < 1e-5 * np.linalg.norm(gradient), name
     model = prb.load(folder, quantize="int8-weights")
+    assert model.identity()["plugins"] == {"backbone": "prb-example 0.1"}
     pairs = [prb.Comparison(id="1", question="Tea?", responses=["Yes, do.", "No."])]
     np.testing.assert_allclose(model.score(pairs)[0], prb.load(folder).score(pairs)[0], atol=0.2)
     written = save_params(params, config, tmp_path / "written")

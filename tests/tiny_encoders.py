@@ -29,20 +29,29 @@ DEBERTA = {
 }  # fmt: skip
 
 
+MODERN = {
+    **_SIZES, "local_attention": 12, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2,
+    "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ModernBert": ("ModernBert", MODERN), "Bert": ("Bert", BERT), "DebertaV2": ("DebertaV2", DEBERTA),
+}  # fmt: skip
+
+
 def random_model(class_name: str, *, seed: int = 0, **config: Any) -> Any:
     """A transformers model of this class with random weights, in eval mode."""
     import torch
     import transformers
 
-    family = "Bert" if class_name.startswith("Bert") else "DebertaV2"
+    family, sizes = next(kind for name, kind in _KINDS.items() if class_name.startswith(name))
     torch.manual_seed(seed)
-    sizes = {**(BERT if family == "Bert" else DEBERTA), **config}
+    sizes = {**sizes, **config}
     model = getattr(transformers, class_name)(getattr(transformers, f"{family}Config")(**sizes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 0.25 if parameter.ndim == 2 else 0.2
             parameter.normal_(0.0, scale)
-            if "LayerNorm" in name and name.endswith("weight"):
+            if "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
     return model
 

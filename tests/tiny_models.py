@@ -132,6 +132,17 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "qwen3_moe-window": _tiny(
             "Qwen3Moe", _YARN, head_dim=24, **_MOE, use_sliding_window=True, sliding_window=24
         ),
+        "qwen3_moe-lead": _tiny(
+            "Qwen3Moe", _DEFAULT, head_dim=24, **_MOE, mlp_only_layers=[0], num_hidden_layers=4
+        ),
+        "qwen2_moe-step": _tiny(
+            "Qwen2Moe",
+            _DEFAULT,
+            **_MOE,
+            shared_expert_intermediate_size=40,
+            decoder_sparse_step=2,
+            num_hidden_layers=5,
+        ),
         "qwen2_moe": _tiny("Qwen2Moe", _DEFAULT, **_MOE, shared_expert_intermediate_size=40),
         "mixtral": _tiny("Mixtral", _DEFAULT, sliding_window=24, num_local_experts=5, num_experts_per_tok=2),
         "gpt_oss": _tiny(
@@ -160,6 +171,16 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             **_MOE,
             shared_expert_intermediate_size=40,
             num_hidden_layers=3,
+            full_attention_interval=2,
+        ),
+        "qwen3_next-dense": _tiny(
+            "Qwen3Next",
+            _rope("default", 50_000.0, partial_rotary_factor=0.25),
+            **_DELTA,
+            **_MOE,
+            shared_expert_intermediate_size=40,
+            mlp_only_layers=[0, 1, 4],
+            num_hidden_layers=5,
             full_attention_interval=2,
         ),
     }
@@ -258,6 +279,30 @@ def write_qwen_beside_a_vision_tower(folder: Path) -> Path:
     path = folder / "model.safetensors"
     tensors = {**load_file(path), "mtp.fc.weight": torch.zeros(64, 128)}
     save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def write_qwen_moe(folder: Path, *, vision: bool) -> Path:
+    """Write a random language model of Qwen 3.5 with experts, alone or beside a vision tower."""
+    import transformers
+
+    arguments = {**_SIZES, **_DELTA, **_MOE, "rope_parameters": dict(_PARTIAL), "num_hidden_layers": 3}
+    text = transformers.Qwen3_5MoeTextConfig(
+        **arguments, full_attention_interval=2, shared_expert_intermediate_size=40
+    )
+    if not vision:
+        model = transformers.Qwen3_5MoeForCausalLM(text)
+    else:
+        tower = {
+            "hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        }  # fmt: skip
+        config = transformers.Qwen3_5MoeConfig(
+            text_config=text.to_dict(), vision_config=tower, image_token_id=255
+        )
+        model = transformers.Qwen3_5MoeForConditionalGeneration(config)
+    randomise(model.eval(), seed=0)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -31,8 +31,8 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models import delta_cache
 from prb_jax.models.attention.walk import with_sinks
-from prb_jax.models.config.decoder import DecoderConfig, Recurrence
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT, Recurrence
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
 from prb_jax.models.delta_cache import RecurrentPrefix, RecurrentSuffix
@@ -269,7 +269,8 @@ def try_tokens(
     angles = angles_of_layers(config, positions)
     kept: dict[str, list[Any]] = {mixer: [] for mixer in config.layer_mixers}
     for number, state in enumerate(layers):
-        slides, mixer = config.layer_windows[number], config.layer_mixers[number]
+        slides, kind = config.layer_windows[number], config.kinds[number]
+        mixer = kind[0]
         own = len(kept[mixer])  # index of the layer among the layers of its mixer
         attend, recur = _attend, None
         if mixer == ATTENTION:
@@ -294,7 +295,7 @@ def try_tokens(
             mesh=mesh,
             splits_tokens=False,
         )
-        x, of_mixer = nnx.merge(graphs[mixer], gather(state))(x, context)
+        x, of_mixer = nnx.merge(graphs[kind], gather(state))(x, context)
         kept[mixer].append(of_mixer)
     keys, values = (
         tuple(pair[which].reshape(*shape, *pair[which].shape[2:]) for pair in kept.get(ATTENTION, ()))

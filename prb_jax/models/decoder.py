@@ -9,6 +9,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -25,7 +26,7 @@ from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
+from prb_jax.models.config.layer_kinds import ATTENTION, EXPERTS, RECURRENT, Kind
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -87,14 +88,17 @@ class Decoder(Declaring):
 
             return make(rngs)
 
-        kinds = tuple(dict.fromkeys(config.layer_mixers))
+        layers_of_part = collections.Counter(part for kind in config.kinds for part in kind)
         count = config.num_hidden_layers
-        self.layers = stacked(count, (None, *(kinds if len(kinds) == 1 else ())))
-        for kind in kinds if len(kinds) > 1 else ():
-            of_kind = stacked(config.layer_mixers.count(kind), (kind,))
-            for name in of_kind.order:
-                setattr(self.layers, name, getattr(of_kind, name))
-            self.layers.close()
+        everywhere = tuple(part for part, layers in layers_of_part.items() if layers == count)
+        self.layers = stacked(count, (None, *everywhere))
+        for part, layers in layers_of_part.items():
+            if part in everywhere:
+                continue
+            of_part = stacked(layers, (part,))
+            for name in of_part.order:
+                setattr(self.layers, name, getattr(of_part, name))
+            self.layers.order += of_part.order
         self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)
         self.close()
 
@@ -130,8 +134,8 @@ def decode_stream(
         reads_only: If True, return the states at the read positions [S, M, D]; otherwise the states of all tokens [S,
           N, D]. With True, the last layer computes queries, attention and mlp only at the read positions, except when
           gradients go through several layers on accelerators.
-        loads: List that receives the number of real tokens of each expert of a mixture, float32 [L, E], layers ordered
-          by mixer. A last layer that computes only read positions is omitted, unless it is the only layer.
+        loads: List that receives the number of real tokens of each expert of a mixture, float32 [L, E], for the layers
+          with experts. A last layer that computes only read positions is omitted, unless no other has experts.
     """
     states, _, counted = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
     if loads is not None:
@@ -191,7 +195,7 @@ def _decode(
     mixed = any(slides) and not all(slides) and (window is not None or config.rope[1] is not None)
 
     def run(
-        mixer: str,
+        kind: Kind,
         sliding: bool,
         rotates: jax.Array | bool,
         x: jax.Array,
@@ -213,17 +217,17 @@ def _decode(
             loads=loads,
             real=real if places is None else places > 0,
         )
-        x, of_mixer = nnx.merge(stacks.graphs[mixer], state)(x, context)
-        return x, (of_mixer, loads[0] if loads else None)
+        x, of_mixer = nnx.merge(stacks.graphs[kind], state)(x, context)
+        return x, {kind[0]: of_mixer, kind[1]: loads[0] if loads else None}
 
-    def body(mixer: str, x: jax.Array, state: nnx.State, number: jax.Array) -> tuple[jax.Array, Any]:
+    def body(kind: Kind, x: jax.Array, state: nnx.State, number: jax.Array) -> tuple[jax.Array, Any]:
         def layer(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
             state, (is_sliding, is_rotated) = inputs
             state = gather(state)
 
             def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-                x, (of_mixer, loads) = run(mixer, sliding, is_rotated, x, state)
-                return x, (of_mixer if keep else None, loads)
+                x, results = run(kind, sliding, is_rotated, x, state)
+                return x, results if keep else {**results, kind[0]: None}
 
             if mixed:
                 return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
@@ -237,27 +241,20 @@ def _decode(
     if places is None or not apart:
         x, kept = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
         x = x if places is None else take_places(x, places)
-        return x, {mixer: of_mixer for mixer, (of_mixer, _) in kept.items()}, _loads_of(kept)
+        return x, kept, kept.get(EXPERTS)
 
     # Slicing off the last layer would copy the whole stack, so layers are read through indices.
     count = config.num_hidden_layers - 1
     x, kept = stacks.scan(body, x, count=count, indexed=not differentiated)
 
     def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
-        mixer = config.layer_mixers[-1]
-        x, (_, loads) = run(mixer, slides[-1], rotates[-1], x, gather(state), places)
-        return x, loads
+        x, results = run(config.kinds[-1], slides[-1], rotates[-1], x, gather(state), places)
+        return x, results.get(EXPERTS)
 
     x, loads = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
-    if not count and loads is not None:
+    if EXPERTS not in kept and loads is not None:
         return x, {}, loads[None]
-    return x, {}, _loads_of(kept)
-
-
-def _loads_of(kept: Kept) -> jax.Array | None:
-    """Return the loads of experts [L, E] among the results of layers, ordered by mixer; None without experts."""
-    loads = [counted for _, counted in kept.values() if counted is not None]
-    return jnp.concatenate(loads) if loads else None
+    return x, {}, kept.get(EXPERTS)
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION
+from prb_jax.models.config.layer_kinds import ATTENTION, EXPERTS, MLP, RECURRENT, Kind
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
 from prb_jax.models.rope import query_growth, rotary_angles
@@ -48,6 +48,9 @@ def norm_weight(config: DecoderConfig, size: int, *, hf: str, dtype: DTypeLike) 
     start = jnp.full((size,), 0.0 if config.norm_plus_one else 1.0, dtype)
     return parameter(start, axes=(None,), hf=f"{hf}.weight")
 
+
+_DENSE = "dense_"
+"""Prefix of the matrices of one mlp in a model whose other layers have experts."""
 
 Angles = tuple[jax.Array, jax.Array]
 """Cosines and sines of the rotary embedding, float32 [B, T, R / 2], for R rotated channels."""
@@ -104,15 +107,15 @@ class LayerContext:
 
 
 class DecoderLayer(Declaring):
-    """A token mixer and a gated mlp or mixture of experts, each with a norm before it and a residual connection.
+    """A token mixer and a gated mlp or mixture of experts, each with norms and a residual connection.
 
     The mixer is softmax attention, or one of the `recurrent layers` of :mod:`prb_jax.seams`. Adapters and scales of
     quantised matrices are further attributes: see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
     The family of a plug-in may name a subclass with another mlp as its `layer`.
     """
 
-    mixer: str
-    """Mixer of this layer, one of `layer_mixers`. Stacked layers have the parameters of all mixers."""
+    kind: Kind
+    """Parts of this layer, one of `kinds` of the configuration. Stacked layers have the parameters of all parts."""
     # Only in a mixture of experts (:mod:`prb_jax.models.experts`):
     router: nnx.Param[jax.Array]
     router_bias: nnx.Param[jax.Array]
@@ -126,10 +129,12 @@ class DecoderLayer(Declaring):
         dtype: DTypeLike,
         parts: tuple[str | None, ...] | None = None,
     ) -> None:
-        """Declare the parameters of a layer; `mixers` selects mixers, and None among them the parameters of every
-        layer."""
-        self.config, self.mixer = config, config.layer_mixers[0]
-        parts = (None, *config.layer_mixers) if parts is None else parts
+        """Declare the parameters of a layer; `parts` selects parts, and None among them the parameters without a
+        part."""
+        self.config, self.kind = config, config.kinds[0]
+        parts = (
+            (None, *dict.fromkeys(part for kind in config.kinds for part in kind)) if parts is None else parts
+        )
         width, head_dim = config.hidden_size, config.head_dim
         queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         norm = functools.partial(norm_weight, config, dtype=dtype)
@@ -139,7 +144,7 @@ class DecoderLayer(Declaring):
             self.input_norm = norm(width, hf=norms.pop("input_norm"))
         into: Axes = ("model", "heads")
         if ATTENTION in parts:
-            first, biased = len(vars(self)), config.attention_bias
+            first, biased = {*vars(self)}, config.attention_bias
             if config.attention_gate:
                 self._gated_queries(rngs=rngs, dtype=dtype)
                 linear("self_attn", into, width, biased=biased, k=keys, v=keys)
@@ -153,20 +158,29 @@ class DecoderLayer(Declaring):
                 logits = jnp.zeros((config.num_attention_heads,), dtype)
                 self.sinks = parameter(logits, axes=("heads",), hf="self_attn.sinks")
             linear("self_attn", into[::-1], queries, biased=config.attention_output_bias, o=width)
-            for value in list(vars(self).values())[first:]:
-                value.set_metadata(mixer=ATTENTION)
-        for mixer in dict.fromkeys(part for part in parts if part not in (None, ATTENTION)):
+            self._set_part(ATTENTION, before=first)
+        if RECURRENT in parts:
             get("recurrent layers", "declare").value(
-                self, config, rngs=rngs, mixer=mixer, dtype=dtype, **_USES
+                self, config, rngs=rngs, part=RECURRENT, dtype=dtype, **_USES
             )
         if None in parts:
             for name, hf in norms.items():
                 setattr(self, name, norm(width, hf=hf))
-            if config.experts is not None:
-                get("experts", "declare").value(self, config, rngs=rngs, dtype=dtype)
-            else:
-                self.declare_mlp(rngs=rngs, dtype=dtype)
+        before = {*vars(self)}
+        if EXPERTS in parts:
+            get("experts", "declare").value(self, config, rngs=rngs, dtype=dtype)
+            self._set_part(EXPERTS, before=before)
+        before = {*vars(self)}
+        if MLP in parts:
+            self.declare_mlp(rngs=rngs, dtype=dtype)
+            self._set_part(MLP, before=before)
         self.close()
+
+    def _set_part(self, part: str, *, before: Collection[str]) -> None:
+        """Assign the parameters that were declared after ``before`` to a part."""
+        for name, value in vars(self).items():
+            if name not in before:
+                value.set_metadata(part=part)
 
     def declare_linear(
         self,
@@ -194,21 +208,22 @@ class DecoderLayer(Declaring):
         """
         places = places_in_tensor(outputs) if fused in self.config.fused else {}
         for name, size in outputs.items():
-            tensor = fused if places else f"{name}_proj"
+            tensor = fused if places else f"{name.removeprefix(_DENSE)}_proj"
             stored: dict[str, Any] = {"hf": f"{module}.{tensor}.weight", **places.get(name, {})}
             setattr(self, name, drawn(rngs, inputs, size, axes=axes, dtype=dtype, **stored, **_USES))
             if biased:
                 zeros, axis = jnp.zeros((size,), dtype), None if axes[1] == "model" else axes[1]
-                bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name}_proj.bias")
+                bias = parameter(zeros, axes=(axis,), hf=f"{module}.{name.removeprefix(_DENSE)}_proj.bias")
                 setattr(self, f"{name}_bias", bias)
 
     def declare_mlp(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         """Declare the matrices of the mlp; a plug-in's layer may declare others."""
         config = self.config
-        kinds: Any = {"rngs": rngs, "dtype": dtype, "biased": config.mlp_bias}
+        kinds: Any = {"rngs": rngs, "dtype": dtype, "biased": config.mlp_bias, "fused": "gate_up_proj"}
         width, mlp = config.hidden_size, config.intermediate_size
-        self.declare_linear("mlp", ("model", "mlp"), width, fused="gate_up_proj", gate=mlp, up=mlp, **kinds)
-        self.declare_linear("mlp", ("mlp", "model"), mlp, down=width, **kinds)
+        gate, up, down = self.mlp_names
+        self.declare_linear("mlp", ("model", "mlp"), width, **{gate: mlp, up: mlp}, **kinds)
+        self.declare_linear("mlp", ("mlp", "model"), mlp, **{down: width}, **{**kinds, "fused": ""})
 
     def run_mlp(self, x: jax.Array, project: Callable[[str, jax.Array], jax.Array]) -> jax.Array:
         """Apply the mlp to x [B, T, D]; the result has the same shape.
@@ -217,7 +232,14 @@ class DecoderLayer(Declaring):
             x: Input, after its norm.
             project: Function (name of a matrix, input) -> product, with adapter and bias.
         """
-        return project("down", gated(project("gate", x), project("up", x), self.config.hidden_activation))
+        gate, up, down = self.mlp_names
+        return project(down, gated(project(gate, x), project(up, x), self.config.hidden_activation))
+
+    @property
+    def mlp_names(self) -> tuple[str, str, str]:
+        """Names of gate, up and down of a gated mlp; with a prefix where other layers have experts."""
+        prefix = "" if self.config.experts is None else _DENSE
+        return f"{prefix}gate", f"{prefix}up", f"{prefix}down"
 
     def _gated_queries(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         """Declare queries and their gate, which a file stores in one tensor: query, then gate, for each head."""
@@ -254,10 +276,10 @@ class DecoderLayer(Declaring):
         Returns:
             The states, and the mixer's data for later tokens; for attention, keys and values [B, T, G, H].
         """
-        config, constrain, places, line = self.config, context.constrain, context.places, context.line
+        constrain, places, line = context.constrain, context.places, context.line
         project = functools.partial(self.project, scale=context.lora_scale)
         y = self.normed("input_norm", x)
-        attends = self.mixer == ATTENTION
+        attends = ATTENTION in self.kind
         y, kept = (
             self.attend(y, context) if attends else get("recurrent layers", "mix").value(self, y, context)
         )
@@ -266,7 +288,7 @@ class DecoderLayer(Declaring):
         x = constrain(x + self.normed("post_attention_norm", y), ("batch", line, None))
 
         y = self.normed("mlp_norm", x)
-        if config.experts is not None:
+        if EXPERTS in self.kind:
             y = get("experts", "run").value(self, y, context)
         else:
             y = self.run_mlp(y, project)

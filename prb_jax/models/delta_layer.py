@@ -20,7 +20,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.reads import take_places
-from prb_jax.models.config.decoder import DecoderConfig, Recurrence
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layer_kinds import Recurrence
 from prb_jax.models.decoder_layer import DecoderLayer, LayerContext
 from prb_jax.models.delta_rule import delta_over_chunks, unit
 from prb_jax.models.layers import rms_norm
@@ -31,7 +32,7 @@ from prb_jax.trees.streams import StreamBatch
 
 
 def declare(
-    layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rngs, mixer: str, dtype: Any, **uses: Any
+    layer: DecoderLayer, config: DecoderConfig, *, rngs: nnx.Rngs, part: str, dtype: Any, **uses: Any
 ) -> None:
     """Declare the parameters of the mixer as attributes of a layer with the prefix ``delta_``."""
     sizes = config.recurrence
@@ -42,13 +43,11 @@ def declare(
     put = functools.partial(setattr, layer)
 
     def matrix(name: str, hf: str, *shape: int, axes: Axes = into, **more: Any) -> None:
-        declared = {**uses, "mixer": mixer, "dtype": dtype, **more}
+        declared = {**uses, "part": part, "dtype": dtype, **more}
         put(f"delta_{name}", drawn(rngs, *shape, axes=axes, hf=f"linear_attn.{hf}.weight", **declared))
 
     def vector(name: str, hf: str, value: jax.Array, axis: str | None) -> None:
-        put(
-            f"delta_{name}", parameter(value.astype(dtype), axes=(axis,), hf=f"linear_attn.{hf}", mixer=mixer)
-        )
+        put(f"delta_{name}", parameter(value.astype(dtype), axes=(axis,), hf=f"linear_attn.{hf}", part=part))
 
     groups = sizes.key_heads if sizes.grouped else 1
     for names in ("qkvz", "ba") if sizes.grouped else ("qkv", "z", "b", "a"):

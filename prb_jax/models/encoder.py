@@ -1,4 +1,4 @@
-"""One configurable encoder for BERT and DeBERTa-v2/v3.
+"""One configurable encoder for BERT and DeBERTa-v2/v3, and the body of ModernBERT.
 
 As in the decoder, layers are stacked on a leading axis and run by ``jax.lax.scan``.
 
@@ -19,8 +19,9 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
-from prb_jax.models.layers import activate, float32_einsum, inverse_root_mean_square, project
+from prb_jax.models.layers import activate, float32_einsum, layer_norm, project
 from prb_jax.models.model import abstract, add_head
+from prb_jax.models.modern_encoder import ModernLayer, declare_input_norms, normed, run_layers
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.platform.sharding import Constrain, constrainer
 
@@ -40,20 +41,24 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def _declare_norm(module: Declaring, name: str, hf: str, config: EncoderConfig, dtype: DTypeLike) -> None:
-    """Declare the layer norm ``name`` of a module: a weight, and the bias ``{name}_bias``."""
-    for suffix, start, tensor in zip(("", "_bias"), (jnp.ones, jnp.zeros), config.norm_names, strict=True):
+def _declare_norm(
+    module: Declaring,
+    name: str,
+    hf: str,
+    config: EncoderConfig,
+    dtype: DTypeLike,
+    tensors: tuple[str, ...] | None = None,
+) -> None:
+    """Declare the layer norm ``name`` of a module: a weight, and the bias ``{name}_bias`` if the tensors have one."""
+    for suffix, start, tensor in zip(("", "_bias"), (jnp.ones, jnp.zeros), tensors or config.norm_names):
         values = start((config.hidden_size,), dtype)
         setattr(module, f"{name}{suffix}", parameter(values, axes=(None,), hf=f"{hf}.{tensor}"))
 
 
 def _layer_norm(module: nnx.Module, name: str, x: jax.Array, config: EncoderConfig) -> jax.Array:
-    """Apply layer norm over the last axis, with statistics and products in float32."""
-    wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = centred * inverse_root_mean_square(centred, eps=config.layer_norm_eps)
-    weight, bias = (getattr(module, f"{name}{suffix}")[...].astype(jnp.float32) for suffix in ("", "_bias"))
-    return (normed * weight + bias).astype(x.dtype)
+    """Apply a layer norm of a module."""
+    weight, bias = (getattr(module, f"{name}{suffix}")[...] for suffix in ("", "_bias"))
+    return layer_norm(x, weight, bias, eps=config.layer_norm_eps)
 
 
 class EncoderLayer(Declaring):
@@ -131,6 +136,17 @@ class EncoderLayer(Declaring):
         return constrain(_layer_norm(self, "post_mlp_norm", x + y, config), ("batch", None, None))
 
 
+def _stacked(kind: type[Any], config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> Any:
+    """Return the layers of one class as one module, with a leading axis of layers."""
+
+    @nnx.split_rngs(splits=config.num_hidden_layers)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(rngs: nnx.Rngs) -> Declaring:
+        return kind(config, rngs=rngs, dtype=dtype)
+
+    return make(rngs)
+
+
 class Encoder(Declaring):
     """Body of an encoder; the layers are one module with parameters stacked on axis 0.
 
@@ -151,7 +167,11 @@ class Encoder(Declaring):
                 rngs, rows, columns, scale=0.02, dtype=dtype, axes=(None, "model"), hf=name, turned=turned
             )
 
-        self.words = table("embeddings.word_embeddings", config.vocab_size, size)
+        words = "embeddings.word_embeddings" if config.modern is None else "embeddings.tok_embeddings"
+        self.words = table(words, config.vocab_size, size)
+        if config.modern is not None:
+            self._declare_modern(rngs=rngs, dtype=dtype)
+            return
         if config.absolute_positions:
             self.positions = table("embeddings.position_embeddings", config.max_position_embeddings, size)
         if config.type_vocab_size:
@@ -164,12 +184,18 @@ class Encoder(Declaring):
             if config.relative.normed:
                 _declare_norm(self, "relative_norm", "encoder.LayerNorm", config, dtype)
 
-        @nnx.split_rngs(splits=config.num_hidden_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stacked(rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(config, rngs=rngs, dtype=dtype)
+        self.layers: Any = _stacked(EncoderLayer, config, rngs=rngs, dtype=dtype)
+        self.close()
 
-        self.layers = stacked(rngs)
+    def _declare_modern(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        """Declare the layers and the norms of ModernBERT."""
+        config = self.config
+        assert config.modern is not None
+        tensors = config.norm_names[: 1 + config.modern.norm_bias]
+        _declare_norm(self, "embed_norm", "embeddings.norm", config, dtype, tensors)
+        self.layers = _stacked(ModernLayer, config, rngs=rngs, dtype=dtype)
+        declare_input_norms(self.layers, dtype=dtype)
+        _declare_norm(self, "final_norm", "final_norm", config, dtype, tensors)
         self.close()
 
 
@@ -218,6 +244,10 @@ def encode_tokens(
         kinds = jnp.zeros_like(tokens) if token_types is None else token_types
         x = x + _rows(encoder.token_types[...], kinds, tokens.shape)
     x = x.astype(dtype)
+    if config.modern is not None:
+        x = constrain(normed(encoder, "embed_norm", x, config), ("batch", None, None))
+        x = run_layers(encoder.layers, x, seen=seen, constrain=constrain)
+        return normed(encoder, "final_norm", x, config)
     if config.embedding_size != config.hidden_size:
         x = project(x, encoder.embed_proj[...])
     x = constrain(_layer_norm(encoder, "embed_norm", x, config), ("batch", None, None))

@@ -29,13 +29,13 @@ def _matrix_flops(config: DecoderConfig) -> list[float]:
     """Return the FLOPs per token in the matrices of each layer."""
     flops, experts = [0.0] * config.num_hidden_layers, config.experts
     for _, matrix in parameters(abstract_model(config).layers):
-        axes, mixer = matrix.get_metadata("axes"), matrix.get_metadata("mixer")
+        axes, part = matrix.get_metadata("axes"), matrix.get_metadata("part")
         # Routers are matrices without adapters; the taps of convolutions count as recurrence.
         if not (matrix.get_metadata("adaptable") or (matrix.get_metadata("turned") and "model" in axes)):
             continue
         share = experts.chosen / experts.count if experts is not None and axes[0] == "experts" else 1.0
-        for layer, of_layer in enumerate(config.layer_mixers):
-            if mixer in (None, of_layer):
+        for layer, kind in enumerate(config.kinds):
+            if part is None or part in kind:
                 flops[layer] += 2.0 * math.prod(matrix.shape[1:]) * share
     return flops
 

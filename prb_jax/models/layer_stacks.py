@@ -1,13 +1,15 @@
-"""Sequences of layers of one or several kinds: a stack of parameters for each kind, and a scan over periods.
+"""Sequences of layers of one or several kinds: a stack of parameters for each part, and a scan over periods.
 
-A parameter of every layer is stacked over all L layers; a parameter of one mixer (`mixer` of
-:func:`prb_jax.models.parameter.parameter`) is stacked over the layers with this mixer. The order of kinds repeats with
-a period, e.g. three recurrent layers and one layer of softmax attention. A period is the body of a scan, and equal
-neighbours in it are an inner scan, so each kind is traced once or twice regardless of depth.
+A parameter of every layer is stacked over all L layers; a parameter of one part (`part` of
+:func:`prb_jax.models.parameter.parameter`) is stacked over the layers with this part. The order of kinds repeats with
+a period, e.g. three recurrent layers and one layer of softmax attention; layers before the first period, e.g. leading
+layers without experts, run before the scan. A period is the body of a scan, and equal neighbours in it are an inner
+scan, so each kind is traced a few times regardless of depth.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,46 +20,47 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from prb_jax.models.config.layer_kinds import Kind
 from prb_jax.models.decoder_layer import DecoderLayer
 
 Kept = Mapping[str, Any]
-"""Results of layers besides their output, by mixer, stacked on axis 0 in layer order."""
+"""Results of layers besides their output, by part, stacked on axis 0 in layer order."""
 
-Body = Callable[[str, jax.Array, nnx.State, jax.Array], tuple[jax.Array, Any]]
-"""(mixer, x, state of the layer, number of the layer) -> (x, kept results of the layer)."""
+Body = Callable[[Kind, jax.Array, nnx.State, jax.Array], tuple[jax.Array, Mapping[str, Any]]]
+"""(kind, x, state of the layer, number of the layer) -> (x, kept results of the layer by part)."""
+
+_Kinds = tuple[Kind, ...]
+_Starts = Callable[[str | None], Any]
+"""Part -> number of earlier layers with this part; None counts all layers."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Adjacent layers of one mixer within a period."""
+    """Adjacent layers of one kind within a section."""
 
-    mixer: str
-    start: int  # first layer within the period
+    kind: Kind
+    start: int  # first layer within the section
     count: int
-    before: int  # earlier layers of this mixer in the period
 
 
 class LayerStacks:
-    """Parameters of all layers, by mixer; may be created inside a trace.
+    """Parameters of all layers, by kind; may be created inside a trace.
 
     Args:
       layers: Layers of a decoder.
     """
 
     def __init__(self, layers: DecoderLayer) -> None:
-        self.mixers = layers.config.layer_mixers
-        self.graphs: dict[str, Any] = {}
-        self._states: dict[str, nnx.State] = {}
-        self._order = {mixer: [n for n, of in enumerate(self.mixers) if of == mixer] for mixer in self.mixers}
-        for mixer in self._order:
-            self.graphs[mixer], self._states[mixer] = nnx.split(_of_mixer(layers, mixer))
-        period = next(n for n in range(1, len(self.mixers) + 1) if self.mixers[n:] == self.mixers[:-n])
-        self._period = self.mixers[:period]
+        self.kinds = layers.config.kinds
+        self.graphs: dict[Kind, Any] = {}
+        self._states: dict[Kind, nnx.State] = {}
+        for kind in dict.fromkeys(self.kinds):
+            self.graphs[kind], self._states[kind] = nnx.split(_of_kind(layers, kind))
+        self._lead, self._period = _division(self.kinds)
 
     def at(self, layer: int) -> nnx.State:
         """Return the state of one layer, sliced from the stacks."""
-        mixer = self.mixers[layer]
-        return self._taken(mixer, layer, self._order[mixer].index(layer))
+        return self._taken(self.kinds[layer], functools.partial(_count, self.kinds[:layer]))
 
     def scan(self, body: Body, x: jax.Array, *, count: int, indexed: bool) -> tuple[jax.Array, Kept]:
         """Run the first ``count`` layers.
@@ -69,123 +72,144 @@ class LayerStacks:
           indexed: If True, read layers through indices instead of slices. Slices copy a part of the stack; gradients
             through indices sum a whole stack for each layer.
         """
-        length = len(self._period)
-        periods, rest = divmod(count, length)
-        kept: dict[str, list[Any]] = {mixer: [] for mixer in self.mixers[:count]}
+        lead, length = min(self._lead, count), self._period
+        periods = (count - lead) // length
+        period, end = self.kinds[lead : lead + length], lead + periods * length
+        parts: list[Kept] = []
+
+        def run_section(x: jax.Array, first: int, last: int) -> jax.Array:
+            """Run a few layers outside the scan."""
+            if first == last:
+                return x
+            kinds, starts = self.kinds[first:last], functools.partial(_count, self.kinds[:first])
+            states = None if indexed else self._section(kinds, starts)
+            x, values = self._run_layers(body, x, states, kinds, starts)
+            parts.append(values)
+            return x
+
+        x = run_section(x, 0, lead)
         if periods:
-            numbers = jnp.arange(periods)
-            states = {} if indexed else self._by_period(periods)
+            before = self.kinds[:lead]
+            states = None if indexed else self._section(period, functools.partial(_count, before), periods)
 
-            def period(x: jax.Array, inputs: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-                return self._run_period(body, x, *inputs, self._period, indexed=indexed)
+            def one(x: jax.Array, inputs: tuple[jax.Array, Any]) -> tuple[jax.Array, Kept]:
+                number, states = inputs
 
-            x, of_periods = lax.scan(period, x, (numbers, states))
-            for mixer, values in of_periods.items():
-                kept[mixer].append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values))
-        if rest:
-            states = {} if indexed else self._tail(periods, rest)
-            run = self._run_period
-            x, of_rest = run(body, x, periods, states, self._period[:rest], indexed=indexed)
-            for mixer, values in of_rest.items():
-                kept[mixer].append(values)
-        return x, {mixer: _joined(parts) for mixer, parts in kept.items()}
+                def starts(part: str | None) -> jax.Array:
+                    return _count(before, part) + number * _count(period, part)
 
-    def _run_period(
+                return self._run_layers(body, x, states, period, starts)
+
+            x, values = lax.scan(one, x, (jnp.arange(periods), states))
+            parts.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values))
+        x = run_section(x, end, count)
+        return x, _joined(parts)
+
+    def _run_layers(
         self,
         body: Body,
         x: jax.Array,
-        number: jax.Array | int,
-        states: Any,
-        mixers: tuple[str, ...],
-        *,
-        indexed: bool,
-    ) -> tuple[jax.Array, dict[str, Any]]:
-        """Run the layers of period ``number``; their states are stacked on axis 0 by mixer."""
-        kept: dict[str, list[Any]] = {mixer: [] for mixer in mixers}
-        for run in _runs(mixers):
-            first = number * len(self._period) + run.start
-            own = number * self._period.count(run.mixer) + run.before
-            state = None if indexed else self._cut(states[run.mixer], run)
+        states: Mapping[Kind, nnx.State] | None,
+        kinds: _Kinds,
+        starts: _Starts,
+    ) -> tuple[jax.Array, Kept]:
+        """Run adjacent layers. Their states are stacked on axis 0, or read through indices if they are None."""
+        parts: list[Kept] = []
+        for run in _runs(kinds):
+            before = functools.partial(_count, kinds[: run.start])
 
-            def one(
-                x: jax.Array, inputs: tuple[Any, Any], run: _Run = run, first: Any = first, own: Any = own
-            ) -> Any:
+            def one(x: jax.Array, inputs: tuple[Any, Any], run: _Run = run, before: _Starts = before) -> Any:
                 offset, state = inputs
-                if indexed:
-                    state = self._taken(run.mixer, first + offset, own + offset)
-                return body(run.mixer, x, state, first + offset)
+                if states is None:
+                    state = self._taken(run.kind, lambda part: starts(part) + before(part) + offset)
+                return body(run.kind, x, state, starts(None) + run.start + offset)
 
+            state = None if states is None else _cut(states[run.kind], before, run.count)
             if run.count == 1:
-                state = jax.tree.map(lambda leaf: leaf[0], state)
-                x, value = one(x, (0, state))
+                x, value = one(x, (0, jax.tree.map(lambda leaf: leaf[0], state)))
                 value = jax.tree.map(lambda leaf: leaf[None], value)
             else:
                 x, value = lax.scan(one, x, (jnp.arange(run.count), state))
-            kept[run.mixer].append(value)
-        return x, {mixer: _joined(parts) for mixer, parts in kept.items()}
+            parts.append(value)
+        return x, _joined(parts)
 
-    def _taken(self, mixer: str, layer: Any, own: Any) -> nnx.State:
-        """Return the state of one layer: index ``layer`` in all layers, ``own`` within its mixer."""
+    def _taken(self, kind: Kind, index: _Starts) -> nnx.State:
+        """Return the state of one layer, with its index among the layers of each part."""
 
         def take(variable: Any) -> Any:
-            index = layer if variable.get_metadata("mixer") is None else own
-            return variable.replace(lax.dynamic_index_in_dim(variable[...], index, keepdims=False))
+            at = index(variable.get_metadata("part"))
+            return variable.replace(lax.dynamic_index_in_dim(variable[...], at, keepdims=False))
 
-        return _map(take, self._states[mixer])
+        return _map(take, self._states[kind])
 
-    def _by_period(self, periods: int) -> dict[str, nnx.State]:
-        """Return states with an axis of periods before the axis of a period's layers."""
-
-        def split(variable: Any) -> Any:
-            leaf, count = variable[...], self._of_period(variable)
-            return variable.replace(leaf[: periods * count].reshape(periods, count, *leaf.shape[1:]))
-
-        return {mixer: _map(split, state) for mixer, state in self._states.items()}
-
-    def _tail(self, periods: int, rest: int) -> dict[str, nnx.State]:
-        """Return states of the layers after the last complete period."""
+    def _section(self, kinds: _Kinds, starts: _Starts, repeats: int | None = None) -> dict[Kind, nnx.State]:
+        """Return the states of adjacent layers by kind, with a leading axis of ``repeats`` if the kinds repeat."""
 
         def cut(variable: Any) -> Any:
-            start = periods * self._of_period(variable)
-            return variable.replace(variable[...][start : start + self._of_period(variable, rest)])
+            part, leaf = variable.get_metadata("part"), variable[...]
+            start, count = starts(part), _count(kinds, part)
+            if repeats is None:
+                return variable.replace(leaf[start : start + count])
+            leaf = leaf[start : start + repeats * count]
+            return variable.replace(leaf.reshape(repeats, count, *leaf.shape[1:]))
 
-        return {mixer: _map(cut, state) for mixer, state in self._states.items()}
-
-    def _of_period(self, variable: Any, layers: int | None = None) -> int:
-        """Return the number of a period's first layers that have this parameter."""
-        mixers, mixer = self._period[:layers], variable.get_metadata("mixer")
-        return len(mixers) if mixer is None else mixers.count(mixer)
-
-    def _cut(self, state: nnx.State, run: _Run) -> nnx.State:
-        def cut(variable: Any) -> Any:
-            start = run.start if variable.get_metadata("mixer") is None else run.before
-            return variable.replace(variable[...][start : start + run.count])
-
-        return _map(cut, state)
+        return {kind: _map(cut, self._states[kind]) for kind in dict.fromkeys(kinds)}
 
 
-def _of_mixer(layers: DecoderLayer, mixer: str) -> DecoderLayer:
-    """Return the layers without the parameters of other mixers."""
+def _of_kind(layers: DecoderLayer, kind: Kind) -> DecoderLayer:
+    """Return the layers without the parameters of parts that this kind does not have."""
     part = nnx.merge(*nnx.split(layers))
     for name, value in list(vars(part).items()):
-        if isinstance(value, nnx.Variable) and value.get_metadata("mixer") not in (None, mixer):
+        if isinstance(value, nnx.Variable) and value.get_metadata("part") not in (None, *kind):
             delattr(part, name)
-    part.mixer = mixer
+    part.kind = kind
     return part
+
+
+def _cut(state: nnx.State, before: _Starts, count: int) -> nnx.State:
+    def cut(variable: Any) -> Any:
+        start = before(variable.get_metadata("part"))
+        return variable.replace(variable[...][start : start + count])
+
+    return _map(cut, state)
 
 
 def _map(function: Callable[[Any], Any], state: nnx.State) -> nnx.State:
     return jax.tree.map(function, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
-def _runs(mixers: tuple[str, ...]) -> list[_Run]:
+def _count(kinds: _Kinds, part: str | None) -> int:
+    """Return the number of layers with a part; None counts all layers."""
+    return len(kinds) if part is None else sum(part in kind for kind in kinds)
+
+
+@functools.cache
+def _division(kinds: _Kinds) -> tuple[int, int]:
+    """Return the number of layers before the first period, and the length of a period, with the fewest traced runs."""
+    choices = []
+    for lead in range(len(kinds)):
+        rest = kinds[lead:]
+        period = next(length for length in range(1, len(rest) + 1) if rest[length:] == rest[:-length])
+        sections = kinds[:lead], rest[:period], rest[: len(rest) % period]
+        choices.append((sum(len(_runs(section)) for section in sections), lead + period, lead, period))
+    return min(choices)[2:]
+
+
+def _runs(kinds: _Kinds) -> list[_Run]:
     runs, start = [], 0
-    for mixer, group in itertools.groupby(mixers):
+    for kind, group in itertools.groupby(kinds):
         count = len(list(group))
-        runs.append(_Run(mixer, start, count, mixers[:start].count(mixer)))
+        runs.append(_Run(kind, start, count))
         start += count
     return runs
 
 
-def _joined(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+def _joined(sections: list[Kept]) -> Kept:
+    """Concatenate the results of adjacent sections, part by part."""
+    joined = {}
+    for part in dict.fromkeys(part for section in sections for part in section):
+        values = [section[part] for section in sections if part in section]
+        joined[part] = (
+            jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *values) if values[1:] else values[0]
+        )
+    return joined

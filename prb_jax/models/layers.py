@@ -152,6 +152,14 @@ def rms_norm(
     return (normed * scale).astype(x.dtype).reshape(x.shape)
 
 
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, eps: float) -> jax.Array:
+    """Apply layer norm over the last axis of x [..., D], with statistics and products in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    out = centred * inverse_root_mean_square(centred, eps=eps) * weight.astype(jnp.float32)
+    return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
+
+
 def rotate(
     x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0, interleaved: bool = False
 ) -> jax.Array:

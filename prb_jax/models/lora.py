@@ -2,8 +2,8 @@
 
 Factors are attributes of the layers like their matrix: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] for ``q``
 [L, I, O], and [L, E, I, r] and [L, E, r, O] for experts. They are ``nnx.LoRAParam`` variables, so filters can select
-them. Their metadata contain the matrix (``of``) and PEFT's name of the factor (``part``). A starts as
-normal / sqrt(I) and B as zeros, so an adapted model initially equals its base.
+them. Their metadata contain the matrix (``of``). A starts as normal / sqrt(I) and B as zeros, so an adapted model
+initially equals its base.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
     alpha: float = option(32.0, "numerator of the scale alpha / rank of updates.", above=0)
     targets: tuple[str, ...] = option(
         ("q", "k", "v", "o", "gate", "up", "down"),
-        "adapted matrices, among q, k, v, o, gate, up, down; also q_gate for gated attention, and delta_q, "
-        "delta_k, delta_v, delta_z, delta_b, delta_a, delta_o for recurrent layers.",
+        "adapted matrices, among q, k, v, o, gate, up, down; also q_gate for gated attention; dense_gate, "
+        "dense_up, dense_down, shared_gate, shared_up, shared_down for layers without experts and for shared experts "
+        "in a mixture; and delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o for recurrent layers.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         recurrent = (f"delta_{name}" for name in "qkvzbao")
-        every = (*LoraConfig.targets, "q_gate", *recurrent)  # the default and all others
+        of_mixtures = (f"{part}_{name}" for part in ("dense", "shared") for name in ("gate", "up", "down"))
+        every = (*LoraConfig.targets, "q_gate", *of_mixtures, *recurrent)  # the default and all others
         unknown = [name for name in self.targets if name not in (*every, _BOTH)]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(
@@ -94,11 +96,9 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
         a = jax.random.normal(key, (*stack, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((*stack, config.rank, outputs), jnp.float32)
         *experts, before, after = matrix.get_metadata("axes")  # the rank axis is small and not sharded
-        of: dict[str, Any] = {"of": name, "mixer": matrix.get_metadata("mixer")}
-        for factor, value, axes, part in (
-            (FACTOR_A, a, (before, None), "lora_A"), (FACTOR_B, b, (None, after), "lora_B"),
-        ):  # fmt: skip
-            setattr(layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), part=part, **of))
+        of: dict[str, Any] = {"of": name, "part": matrix.get_metadata("part")}
+        for factor, value, axes in ((FACTOR_A, a, (before, None)), (FACTOR_B, b, (None, after))):
+            setattr(layers, f"{name}{factor}", nnx.LoRAParam(value, axes=(*experts, *axes), **of))
 
 
 def init_lora(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:

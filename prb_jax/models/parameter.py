@@ -52,7 +52,7 @@ def parameter(
     quantisable: bool = False,
     in_body: bool = True,
     readout: bool = False,
-    mixer: str | None = None,
+    part: str | None = None,
     pieces: tuple[tuple[int, int], ...] | None = None,
     file_rows: int | None = None,
 ) -> nnx.Param:
@@ -68,12 +68,12 @@ def parameter(
       quantisable: If True, the parameter may be stored in eight bits.
       in_body: If True, the name in the file starts with the prefix of the body.
       readout: If True, the parameter belongs to the reward head: float32, and trained with ``tuning="head"``.
-      mixer: Token mixer (`layer_mixers` of the configuration) of the layers with this parameter; None for all layers.
+      part: Part of the layers with this parameter (see `kinds` of the configuration); None for all layers.
       pieces, file_rows: Rows in the file; see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,
-        readout=readout, mixer=mixer, pieces=pieces, file_rows=file_rows,
+        readout=readout, part=part, pieces=pieces, file_rows=file_rows,
     )  # fmt: skip
 
 

@@ -174,11 +174,11 @@ def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = N
             raise CheckpointError(f"layers/{name}: is quantised already")
         # Layer by layer, so only one layer is in memory in float32.
         narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=-2), matrix[...])
-        declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable", "mixer")}
+        declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable", "part")}
         layers.projection = "adapted"
         setattr(layers, name, Narrow(narrow, suffix=form.suffix, **declared))
         *experts, _, outputs = declared["axes"]
-        of_scales = {"axes": (*experts, outputs), "mixer": declared["mixer"]}
+        of_scales = {"axes": (*experts, outputs), "part": declared["part"]}
         setattr(layers, f"{name}{form.suffix}", Scales(scales, **of_scales))
 
 

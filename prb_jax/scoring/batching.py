@@ -206,6 +206,7 @@ def _finish(
         truncation=[tree.truncation for tree in trees],
         computed=planned.computed,
         equal_to=[tree.equal_to for tree in trees],
+        lengths=[tuple(len(tree.prefix) + len(one) for one in tree.responses) for tree in trees],
     )
 
 

@@ -154,10 +154,12 @@ def comparison_scores(
             for number, places in enumerate(members)
         ]
         for batch in scorer.stream(comparisons, view=shown) if comparisons else ():
-            for index, values in zip(batch.indices, batch.scores, strict=True):
-                for place, value in zip(members[index], np.asarray(values).tolist(), strict=True):
+            for row, (index, values) in enumerate(zip(batch.indices, batch.scores, strict=True)):
+                numbers, cut = np.asarray(values).tolist(), batch.truncation[row].any
+                lengths = batch.lengths[row] if batch.lengths else [0] * len(numbers)
+                for place, value, length in zip(members[index], numbers, lengths, strict=True):
                     error = None if np.isfinite(value) else NotFiniteError(f"the score is {value}, {why}")
-                    scores[place] = error or Score(value, 0, False)
+                    scores[place] = error or Score(value, length, cut)
         return [scores[place] for place in range(len(items))]
 
     return score, shown

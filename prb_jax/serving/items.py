@@ -52,7 +52,7 @@ Item = ChatItem | RenderedItem
 
 @dataclass(frozen=True)
 class Score:
-    """The score of an item, and the number of tokens of its whole conversation.
+    """The score of an item, and the number of tokens of its whole conversation; 0 for a scorer that reads no tokens.
 
     `truncated` is True if prompt or profile was shortened to keep the length limit.
     """

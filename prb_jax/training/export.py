@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.checkpoints.hf_map import LeafMap, leaf_maps
 from prb_jax.models.checkpoints.save import save_params
-from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
@@ -81,11 +80,11 @@ def export_adapter(
 ) -> None:
     """Write the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
-    For the arguments and errors see :func:`export_model`. `params` must have adapters; adapters of experts raise
-    RunError.
+    For the arguments and errors see :func:`export_model`. `params` must have adapters; those with an
+    :func:`adapter_refusal` raise RunError.
     """
     lora = settings.lora
-    if refusal := adapter_refusal(start.config, lora):
+    if refusal := adapter_refusal(lora):
         raise RunError(refusal)
     layers = abstract_model(start.config, layers=tuple(params["layers"])).layers
     declared = {name: each for name, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
@@ -93,13 +92,21 @@ def export_adapter(
     head = {"score": params["score"]} if "score" in params else {}
     host = _gather({"layers": factors, **head}, mesh)
     maps = leaf_maps(start.config)
-    modules = {leaf.path[-1]: leaf for leaf in maps if leaf.transposed}
+    modules = {leaf.path[-1]: leaf for leaf in maps if leaf.quantisable or leaf.transposed}
     adapted: dict[str, list[LeafMap]] = {}  # our matrices for each tensor of the file
-    for name in lora.targets:
-        adapted.setdefault(modules[name].key, []).append(modules[name])
+    of_experts: dict[str, list[LeafMap]] = {}  # our matrices for each tensor of all experts
+    for name in dict.fromkeys(each.get_metadata("of") for each in declared.values()):
+        leaf = modules[name]
+        together = "down_proj" if name == "down" else "gate_up_proj"
+        some, key = (of_experts, together) if "{expert}" in leaf.key else (adapted, leaf.key)
+        some.setdefault(key, []).append(leaf)
 
     def short(key: str) -> str:
-        return key.split(".")[-2]
+        """Return the end of a module's name that tells it from all others."""
+        parts = key.split(".")[:-1]
+        return ".".join(
+            parts[parts.index("{layer}") + 1 :] if start.config.experts is not None else parts[-1:]
+        )
 
     def contiguous(array: Any) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(array, np.float32))
@@ -112,6 +119,15 @@ def export_adapter(
             for layer, name in enumerate(leaves[0].file_keys):
                 a, b = _peft_factors(leaves, host["layers"], layer)
                 module = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
+        for parameter, leaves in of_experts.items():
+            for index, layer in enumerate(leaves[0].layers):
+                module = leaves[0].key.partition(".{expert}")[0].format(layer=layer)
+                # PEFT wraps the module once for each tensor; the wrapper of the first tensor is inside.
+                inner = ".base_layer" if parameter == "gate_up_proj" and len(of_experts) > 1 else ""
+                # Experts are in `mlp` in every model of transformers.
+                module = f"base_model.model.{module.replace('block_sparse_moe', 'mlp')}{inner}"
+                a, b = _expert_factors(leaves, host["layers"], index)
                 tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
         partial.mkdir(parents=True)
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -129,7 +145,11 @@ def export_adapter(
             "inference_mode": True,
             "use_rslora": False,
         }
-        if fused := {short(key): len(many) for key, many in adapted.items() if many[0].pieces}:
+        described |= {"target_parameters": sorted(f"mlp.experts.{name}" for name in of_experts) or None}
+        fused = {short(key): len(many) for key, many in adapted.items() if many[0].pieces}
+        if fused := fused | {
+            f"mlp.experts.{name}": len(many) for name, many in of_experts.items() if many[1:]
+        }:
             described["rank_pattern"] = {name: lora.rank * count for name, count in fused.items()}
             described["alpha_pattern"] = {name: lora.alpha * count for name, count in fused.items()}
         (partial / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -139,14 +159,14 @@ def export_adapter(
     on_first_process(lambda: write_whole(folder, write))
 
 
-def adapter_refusal(config: DecoderConfig, lora: LoraConfig) -> str:
+def adapter_refusal(lora: LoraConfig) -> str:
     """Return the reason why adapters of a model cannot be exported for PEFT; "" if they can."""
-    experts = {"gate", "up", "gate_up", "down"} & {*lora.targets} if config.experts is not None else ()
-    if not experts:
+    beside = [name for name in lora.targets if name.startswith(("dense_", "shared_"))]
+    if not beside:
         return ""
     return (
-        f"lora.targets: {', '.join(sorted(experts))} are matrices of each expert, for which PEFT has no module; "
-        "export the whole model, or train adapters of q, k, v and o"
+        f"lora.targets: {', '.join(beside)} are matrices beside experts, whose names PEFT reads as those of experts; "
+        "export the whole model"
     )
 
 
@@ -172,6 +192,32 @@ def _peft_factors(
             whole[start:stop, number * rank : (number + 1) * rank] = b[done : done + stop - start]
             done += stop - start
     return np.concatenate([a for a, _ in pairs]), whole
+
+
+def _expert_factors(
+    leaves: Sequence[LeafMap], factors: Mapping[str, Any], layer: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return A [E * r, I] and B [O, r * E] of all experts of a layer for PEFT; ranks of gate and up are concatenated.
+
+    The order is that of `ParamWrapper` in PEFT: A expert by expert, B with the experts of each rank together.
+    """
+    pairs = [
+        [
+            np.asarray(factors[f"{leaf.path[-1]}{factor}"][layer], np.float32)
+            for factor in (FACTOR_A, FACTOR_B)
+        ]
+        for leaf in leaves
+    ]
+    first_a, first_b = pairs[0]
+    count, inputs, rank = first_a.shape
+    separate = leaves[0].path[-1] in ("gate", "up")
+    outputs = first_b.shape[-1]
+    whole = np.zeros((outputs * (2 if separate else 1), rank * len(pairs), count), np.float32)
+    for number, (leaf, (_, b)) in enumerate(zip(leaves, pairs)):
+        start = outputs if leaf.path[-1] == "up" else 0
+        whole[start : start + outputs, number * rank : (number + 1) * rank] = b.transpose(2, 1, 0)
+    joined = np.concatenate([a.transpose(0, 2, 1) for a, _ in pairs], axis=1)
+    return joined.reshape(-1, inputs), whole.reshape(len(whole), -1)
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:

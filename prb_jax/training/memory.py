@@ -68,17 +68,17 @@ class StepMemory:
         """Return the approximate bytes per token that a forward pass keeps for its backward pass."""
         # Norms, rotations and activation functions, of which only `none` keeps results, are float32.
         size = 4 if policy == "none" else jnp.dtype(self.dtype).itemsize
-        return self.trunks * size * sum(self._numbers(policy, mixer) for mixer in self.config.layer_mixers)
+        return self.trunks * size * sum(self._numbers(policy, *kind) for kind in self.config.kinds)
 
     def needed(self, policy: Remat) -> float:
         """Return :meth:`kept`, plus the float32 activations of the layer that the backward pass is in."""
-        of_layer = max(self._numbers("none", mixer) for mixer in self.config.layer_mixers)
+        of_layer = max(self._numbers("none", *kind) for kind in self.config.kinds)
         return self.kept(policy) + _WORKING * 4 * of_layer
 
-    def _numbers(self, policy: Remat, mixer: str) -> float:
+    def _numbers(self, policy: Remat, mixer: str, part: str) -> float:
         """Return the approximate numbers per token that one layer keeps."""
         config = self.config
-        width, mlp = config.hidden_size, config.active_mlp
+        width, mlp = config.hidden_size, config.active_mlps[part]
         of_layer = {"none": 8 * width + 6 * mlp, "dots": 2 * width + 2 * mlp, "full": width}[policy]
         if mixer == ATTENTION:
             queries, keys = (

@@ -186,5 +186,7 @@ class ScoredBatch:
     """Computed tokens of the batch, without padding; less than the sum of `tokens` if comparisons share a prefix. None
     if the scorer does not report it."""
     equal_to: Sequence[tuple[int, ...]] = ()  # `Tree.equal_to` per index; empty if the scorer reads no tokens
+    # tokens of each whole conversation per index; empty if the scorer reads no tokens
+    lengths: Sequence[tuple[int, ...]] = ()
 
     __repr__ = short_repr

@@ -22,7 +22,7 @@ from prb_jax.models.encoder import bind_encoder, distance_rows, encode_tokens
 from prb_jax.models.model import parameter_shardings
 from prb_jax.platform.sharding import make_mesh
 from tests.models.compiled import jit
-from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
+from tests.tiny_encoders import BERT, DEBERTA, MODERN, configure, random_model, write_encoder
 
 TOLERANCE = 1e-5
 
@@ -49,6 +49,18 @@ CASES = {
         "DebertaV2Model",
         {"relative_attention": False, "pos_att_type": None, "position_biased_input": True, "norm_rel_ebd": "none"},
     ),
+    "modernbert": ("ModernBertModel", {}),
+    "modernbert-with-biases-and-head": (
+        "ModernBertForMaskedLM",
+        {
+            "norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
 }  # fmt: skip
 
 
@@ -62,7 +74,9 @@ def ragged(rows: int, length: int, *, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 def reference(model, tokens: np.ndarray, lengths: np.ndarray, types: np.ndarray) -> np.ndarray:
     mask = np.arange(tokens.shape[1])[None] < lengths[:, None]
-    inputs = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    if "ModernBert" not in type(model).__name__:
+        inputs["token_type_ids"] = types
     with torch.inference_mode():
         body = getattr(model, model.base_model_prefix, model)
         states = body(**{name: torch.tensor(value.astype(np.int64)) for name, value in inputs.items()})
@@ -107,7 +121,7 @@ def test_rows_of_distances_are_those_of_transformers(buckets: int, distance: int
 
 
 @pytest.mark.parametrize(
-    "case", ["bert", "deberta-v3", "deberta-own-projections", "deberta-positions-and-types"]
+    "case", ["bert", "deberta-v3", "deberta-own-projections", "deberta-positions-and-types", "modernbert"]
 )
 def test_every_parameter_has_its_axes(case: str) -> None:
     class_name, changes = CASES[case]
@@ -151,12 +165,26 @@ def test_tensors_of_older_files(tmp_path: Path) -> None:
         ("DebertaV2Model", {"pos_att_type": [["p2c"]]}, r"field 'pos_att_type': expected c2p, p2c"),
         ("DebertaV2Model", {"norm_rel_ebd": "batch"}, r"field 'norm_rel_ebd': expected none or layer_norm"),
         ("DebertaV2Model", {"relative_attention": False}, r"field 'pos_att_type': expected none"),
+        ("ModernBertModel", {"layer_types": ["full_attention"]}, r"'layer_types': expected 3 entries"),
+        ("ModernBertModel", {"classifier_pooling": "max"}, r"'classifier_pooling': expected cls or mean"),
+        ("ModernBertModel", {"rope_scaling": {"rope_type": "linear"}}, r"'rope_scaling': expected None"),
+        ("ModernBertModel", {"rope_parameters": {"rope_theta": 1.0}}, r"'rope_parameters': expected objects full_"),
+        (
+            "ModernBertModel", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            r"'rope_parameters\.full_attention\.rope_type': expected 'default'",
+        ),
+        (
+            "ModernBertModel",
+            {"global_rope_theta": 1.0, "rope_parameters": {"full_attention": {"rope_theta": 2.0}}},
+            r"'rope_parameters\.full_attention\.rope_theta': expected the same value as 'global_rope_theta'",
+        ),
         ("DebertaV2Model", {"quantization_config": {"bits": 4}}, r"quantised weights"),
     ],
 )  # fmt: skip
 def test_configurations_that_are_refused(class_name: str, changes: dict, message: str) -> None:
-    raw = {"model_type": "bert" if class_name == "BertModel" else "deberta-v2"}
-    raw |= (BERT if class_name == "BertModel" else DEBERTA) | changes
+    kinds = {"BertModel": ("bert", BERT), "ModernBertModel": ("modernbert", MODERN)}
+    model_type, sizes = kinds.get(class_name, ("deberta-v2", DEBERTA))
+    raw = {"model_type": model_type, **sizes, **changes}
     with pytest.raises(CheckpointError, match="config.json: .*" + message):
         parse_encoder_config(raw, where="config.json")
 

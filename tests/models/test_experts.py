@@ -18,11 +18,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config, parse_config
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.grouped import combined, group_rows, grouped_product, spread
+from prb_jax.models.layer_stacks import _division
 from prb_jax.models.lora import LoraConfig, init_lora, merge_lora
 from prb_jax.models.model import bind, init_params
 from prb_jax.models.named_shapes import shape_config
@@ -223,9 +225,10 @@ def test_adapters_of_gate_and_up_in_one_matrix_are_one() -> None:
 
 def test_adapters_of_experts_are_those_of_merged_matrices() -> None:
     """Scores of a model with adapters on every matrix are those with W + s A B, and gradients follow from it."""
-    config = small_config(**MOE)
+    config = small_config(**MOE, num_hidden_layers=3, mlp_only_layers=[0])
     params = init_params(config, seed=1)
-    lora = LoraConfig(rank=3, alpha=6.0)
+    dense = ("dense_gate", "dense_up", "dense_down")
+    lora = LoraConfig(rank=3, alpha=6.0, targets=(*LoraConfig().targets, *dense))
     factors = init_lora(bind(config, params).layers, lora, seed=2)["layers"]
     assert factors["down_lora_a"].shape == (2, 4, 24, 3)
     rng = np.random.default_rng(0)
@@ -248,7 +251,7 @@ def test_adapters_of_experts_are_those_of_merged_matrices() -> None:
     of_merged, expected = of_plain(merged)
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert np.abs(np.asarray(of_plain(params)[1] - expected)).max() > 0.01
-    for name in ("gate", "down", "q"):
+    for name in ("gate", "down", "q", "dense_up"):
         a, b = factors[f"{name}_lora_a"], factors[f"{name}_lora_b"]
         to_matrix = lora.scale * of_merged["layers"][name]
         for factor, right in (
@@ -272,6 +275,31 @@ def test_a_training_step_reports_how_evenly_experts_are_used() -> None:
     )
     assert float(metrics["busiest_expert"]) == pytest.approx(loads.max() / loads.mean())
     assert float(metrics["idle_experts"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds", "division"),
+    [
+        ({"mlp_only_layers": [0, 1]}, "ddssss", (2, 1)),
+        ({"decoder_sparse_step": 2}, "dsdsds", (0, 2)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, "dddsds", (2, 2)),
+        ({"mlp_only_layers": [5]}, "sssssd", (0, 6)),
+    ],
+)
+def test_layers_without_experts_and_the_scan_over_the_others(fields: Any, kinds: str, division: Any) -> None:
+    """Layers before the scan and the length of a period; parameters, FLOPs and names of tensors of each part."""
+    config = small_config(**MOE, num_hidden_layers=6, **fields)
+    assert "".join("d" if mlp == "mlp" else "s" for _, mlp in config.kinds) == kinds
+    assert _division(config.kinds) == division
+    layers = abstract_params(config)["layers"]
+    assert layers["q"].shape[0] == 6
+    assert (layers["gate"].shape[0], layers["dense_gate"].shape[0]) == (kinds.count("s"), kinds.count("d"))
+    names = {name for leaf in leaf_maps(config) for name in leaf.file_keys if ".mlp." in name}
+    of_dense = {name.split(".")[2] for name in names if ".mlp.gate_proj." in name}
+    assert of_dense == {str(layer) for layer, kind in enumerate(kinds) if kind == "d"}
+    width, attention = 32, 2 * 32 * (layers["q"].shape[2] + layers["k"].shape[2])
+    of_mlp = {"d": 3 * width * config.intermediate_size, "s": width * 4 + 2 * 3 * width * 24}
+    assert matrix_flops_per_token(config) == 2 * (6 * attention + sum(of_mlp[kind] for kind in kinds))
 
 
 def test_load_balance_by_hand() -> None:
@@ -328,13 +356,13 @@ def test_a_mesh_that_does_not_divide_the_experts_is_refused() -> None:
         parameter_shardings(abstract_params(config), mesh, config=config)
 
 
-def test_adapters_of_experts_are_no_adapters_of_peft() -> None:
+def test_adapters_of_matrices_beside_experts_are_no_adapters_of_peft() -> None:
     from prb_jax.training.export import adapter_refusal
 
-    sparse, dense = small_config(**MOE), small_config()
-    assert "down, gate, up are matrices of each expert" in adapter_refusal(sparse, LoraConfig())
-    assert adapter_refusal(sparse, LoraConfig(targets=("q", "o"))) == ""
-    assert adapter_refusal(dense, LoraConfig()) == ""
+    assert "dense_up, shared_down are matrices beside experts" in adapter_refusal(
+        LoraConfig(targets=("q", "dense_up", "shared_down"))
+    )
+    assert adapter_refusal(LoraConfig()) == ""
 
 
 def test_what_experts_cannot_be_is_refused() -> None:
@@ -343,8 +371,9 @@ def test_what_experts_cannot_be_is_refused() -> None:
     for change, message in (
         ({"num_experts_per_tok": 7}, r"'num_experts_per_tok': expected at most the number of experts \(6\), found 7"),
         ({"num_experts": 5, "num_local_experts": 6}, r"'num_local_experts': expected the same as num_experts \(5\)"),
-        ({"mlp_only_layers": [0]}, r"'mlp_only_layers': expected \[\], as a model with experts in some layers only"),
-        ({"decoder_sparse_step": 2}, "'decoder_sparse_step': expected 1, as a model with experts in some layers only"),
+        ({"mlp_only_layers": [3]}, r"'mlp_only_layers': expected a list of numbers from 0 to 2, found \[3\]"),
+        ({"mlp_only_layers": [0, 1, 2]}, r"'mlp_only_layers': expected at least one layer with experts"),
+        ({"decoder_sparse_step": 4}, r"'decoder_sparse_step': expected at least one layer with experts, found 4"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             parse_config(raw | change, where="c")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
 from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
@@ -22,6 +23,7 @@ from tests.tiny_models import (
     FAMILIES,
     write_model_beside_a_vision_tower,
     write_qwen_beside_a_vision_tower,
+    write_qwen_moe,
     write_tiny_model,
 )
 
@@ -71,6 +73,7 @@ def families(*few: str) -> list[Any]:
         "gpt_oss",
         "qwen3_5",
         "qwen3_next",
+        "qwen3_moe-lead",
     ),
 )
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -91,8 +94,10 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
         np.testing.assert_allclose(row, oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-# One of each kind of layer: norms, caps and windows; half of a head turned; experts and sinks; states and experts.
-@pytest.mark.parametrize("family", families("gemma2", "glm4", "gpt_oss", "qwen3_next"))
+# One of each kind of layer: norms, caps and windows; half of a head turned; experts in some layers; experts and sinks; states.
+@pytest.mark.parametrize(
+    "family", families("gemma2", "glm4", "qwen2_moe-step", "gpt_oss", "qwen3_next-dense")
+)
 def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
     config, tree = load_config(folder), random_tree(70, [17, 30], seed=1)
@@ -138,6 +143,26 @@ def test_the_text_model_beside_a_vision_tower_scores_as_in_transformers(names, t
     params = load_params(folder, resolved.config).params
     alone = save_params(params, resolved.config, tmp_path / "alone")
     np.testing.assert_allclose(oracle(alone, tree), oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("vision", [False, True], ids=["text", "beside a vision tower"])
+def test_logits_of_a_family_that_transformers_has_no_scores_of(vision, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    folder = write_qwen_moe(tmp_path / "model", vision=vision)
+    kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    trees = [random_tree(70, [17, 30, 9], seed=1, vocab=250), random_tree(21, [5, 11, 9], seed=2, vocab=250)]
+    resolved = resolve_model(folder, readout="vocabulary:17")
+    params = load_params(folder, resolved.config).params
+    batch = packed_batch(trees, taps=resolved.config.taps)
+    read = partial(read_trees, config=resolved.config, dtype=jnp.dtype("float32"))
+    ours = np.asarray(jax.jit(read)(params, batch))[..., 0]
+    for row, tree in enumerate(trees):
+        for k in range(3):
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([tree.sequence(k)])).logits[0, -1]
+            assert abs(ours[row, k] - float(logits[17])) < FLOAT32_TOLERANCE, (row, k)
 
 
 @pytest.mark.parametrize("family", families("qwen3"))

@@ -10,6 +10,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.scoring.implicit import ImplicitRewards
+from prb_jax.serving.item_scorer import comparison_scores
+from prb_jax.serving.items import ChatItem
 from prb_jax.serving.reward_fn import reward_fn
 from prb_jax.text.view import ViewOptions
 from tests.sweeps import sweep
@@ -145,6 +147,15 @@ def test_a_loaded_model_rewards_what_trainers_write(models):
     rewards = reward_fn(rm)(prompts=["Tea?"] * 2, completions=["yes", "no"])
     expected = [rm.reward("Tea?", one) for one in ("yes", "no")]
     np.testing.assert_allclose(rewards, expected, atol=1e-5)
+
+
+def test_a_served_reward_counts_the_tokens_of_each_conversation(models):
+    rm = prb.load(models["policy"][0], reference_free=True)
+    score, _ = comparison_scores(rm, ViewOptions())
+    items = [ChatItem(COMPARISONS[1].prompt, text) for text in COMPARISONS[1].responses]
+    view = rm.reader.view(ViewOptions())
+    (tree,) = rm.reader.encode(COMPARISONS[1:], view=view)
+    assert [one.tokens for one in score(items)] == [len(tree.sequence(k)) for k in range(3)]
 
 
 def test_an_adapter_is_a_policy_and_its_base_the_reference(models, tmp_path):

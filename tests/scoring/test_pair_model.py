@@ -95,6 +95,35 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     assert_near(rm.reward(rows[1].question, rows[1].responses[2], profile_posts=0), again[1, 2])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classifier_pooling": "cls"},
+        {
+            "classifier_pooling": "mean",
+            "norm_bias": True,
+            "classifier_bias": True,
+            "classifier_activation": "tanh",
+        },
+    ],
+    ids=["cls", "mean"],
+)
+def test_scores_of_modernbert_equal_those_of_transformers(
+    changes: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = write_encoder(tmp_path, "ModernBertForSequenceClassification", num_labels=1, **changes)
+    rows = [comparison(number, 2 + number % 3, longest=40) for number in range(5)]
+    rm = prb.load(tmp_path, mesh="data=1")
+    assert rm.readout == "modernbert-pair"
+    for row, scores in zip(rows, rm.score(rows, profile_posts=0), strict=True):
+        assert_near(scores, reference(tmp_path, model, row.question, row.responses)[:, 0])
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    mean = changes["classifier_pooling"] == "mean"
+    assert ("the mean of all states" in said) == mean
+    assert "6 tokens on each side" in said
+
+
 def test_batches_side_by_side_give_the_same_bytes(
     rm: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,10 +106,18 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
                 "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
             },
             ("k", "q_gate", "delta_q", "delta_z", "delta_v", "delta_a"),
-            {"q_proj": 2, "in_proj_qkvz": 6, "in_proj_ba": 2},
+            {"linear_attn.in_proj_qkvz": 6, "linear_attn.in_proj_ba": 2, "self_attn.q_proj": 2},
         ),
-    ], few=(2,)),
-    ids=["phi3", "qwen3_5", "qwen3_next"],
+        (
+            {
+                "architectures": ["Qwen3MoeForSequenceClassification"], "model_type": "qwen3_moe", "num_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [0],
+            },
+            ("q", "gate", "up", "down"),
+            {"mlp.experts.gate_up_proj": 4},
+        ),
+    ], few=(2, 3)),
+    ids=["phi3", "qwen3_5", "qwen3_next", "qwen3_moe"],
 )  # fmt: skip
 def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(changes, targets, ranks, tmp_path):
     peft = pytest.importorskip("peft")

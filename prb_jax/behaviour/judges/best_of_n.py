@@ -42,7 +42,7 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
-from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.load import has_no_weights, open_scorer, read_history, with_history
 from prb_jax.scoring.remote.endpoint import REPLIES
 from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.scoring.scorer import Scorer
@@ -174,15 +174,22 @@ def best_of_n(
     judges = {name: parse_judge(name) for name in names if is_judge(name)}
     if judge is not None:
         check_options_used(judge, list(judges))
+    # Baselines and functions beside models with weights take no option of loading.
+    plain = [name for name in names if name not in judges and has_no_weights(name)]
+    loadings = {name: None if name in plain and len(plain) < len(names) else loading for name in names}
     models = {
-        name: (judges[name].url or judges[name].model if name in judges else name, loading) for name in names
+        name: (judges[name].url or judges[name].model if name in judges else name, loadings[name])
+        for name in names
     }
     texts = [[prompt.id, *prompt.comparison.responses] for prompt in drawn.prompts]
     check_same_choices(
         "best-of-n", models, {"quality": quality, "view": view, "samples": run["inputs"], "texts": texts}
     )
     scorers = with_history(
-        {shown(name): _open(name, loading or LoadOptions(), judge, cache=path / REPLIES) for name in names},
+        {
+            shown(name): _open(name, loadings[name] or LoadOptions(), judge, cache=path / REPLIES)
+            for name in names
+        },
         read_history(history),
     )
     decided = {

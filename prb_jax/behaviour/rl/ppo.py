@@ -195,7 +195,7 @@ def ppo(
         if not there[0]:
             learner.export(path / MODEL)
         if settings.tuning == "lora" and not there[1]:
-            if refusal := adapter_refusal(learner.start.config, settings.lora):
+            if refusal := adapter_refusal(settings.lora):
                 loop.say(f"no folder '{ADAPTER}': {refusal}")
             else:
                 learner.export_adapter(path / ADAPTER)

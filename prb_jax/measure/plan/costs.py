@@ -70,31 +70,38 @@ class Costs:
 
 def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
     """Return the costs of a compiled program on ``chips`` chips; loops of unknown length run ``steps`` times."""
-    known: dict[str, Costs] = {}
+    known: dict[tuple[str, frozenset[_Fused]], Costs] = {}
 
-    def of(name: str) -> Costs:
-        if name not in known:
+    def of(name: str, outside: frozenset[_Fused] = frozenset()) -> Costs:
+        """Return the costs of a computation; collectives ``outside`` are started by the computation that runs it."""
+        if (name, outside) not in known:
             inside, total = module.computations[name], Costs()
-            seen: set[str] = set()
+            # A collective may overlap with a loop: the loop's body then has steps of it, which send nothing more.
+            # Only starts are compared, because combined collectives share a channel in several computations.
+            starts = [one.called("calls") for one in inside if one.name.startswith(_START)]
+            around = outside.union(*(_fused(one, module, chips) for one in starts if one))
+            seen = set(outside)
             for instruction in inside:
-                total += one(instruction, inside, seen)
-            known[name] = total
-        return known[name]
+                total += one(instruction, inside, seen, around)
+            known[name, outside] = total
+        return known[name, outside]
 
-    def one(instruction: Instruction, inside: Computation, seen: set[str]) -> Costs:
+    def one(
+        instruction: Instruction, inside: Computation, seen: set[_Fused], around: frozenset[_Fused]
+    ) -> Costs:
         opcode = instruction.opcode
         if opcode == "while":
             body = instruction.called("body")
             assert body is not None
             trips = module.trip_count(instruction, inside)
-            inner = of(body).times(steps if trips is None else trips)
+            inner = of(body, around).times(steps if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
-            branches = map(of, instruction.branches())
+            branches = [of(branch, around) for branch in instruction.branches()]
             return max(branches, key=lambda costs: (costs.memory_bytes, costs.link_bytes), default=Costs())
         called = instruction.called("calls") or (instruction.called("to_apply") if opcode == "call" else None)
         if called is not None and opcode in ("call", "async-start"):
-            return of(called)
+            return of(called, around)
         if opcode.endswith(("-done", "-update")) and opcode != "dynamic-update-slice":
             return Costs()
         costs = Costs(memory_bytes=_memory(instruction, inside, module))
@@ -105,16 +112,20 @@ def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
         elif opcode == "send" and (between := _between_slices(instruction, inside)) is not None:
             costs += Costs({between[0]: Collective(1, between[1])})
         elif called is not None:  # a fusion
-            for kind, channel, sent in _fused(called, module, chips):
-                if channel not in seen:
-                    seen.add(channel)
-                    costs += Costs({kind: Collective(1, sent)})
+            for fused in _fused(called, module, chips):
+                if fused not in seen:
+                    seen.add(fused)
+                    costs += Costs({fused[0]: Collective(1, fused[2])})
         return costs
 
     return of(module.entry)
 
 
-def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, float]]:
+_Fused = tuple[str, str, float]
+_START = "async-collective-start"  # name of the fusion that starts a collective which others continue
+
+
+def _fused(name: str, module: Module, chips: int) -> Iterator[_Fused]:
     """Yield (kind, channel, bytes sent) of the collectives in a fusion.
 
     On TPUs one collective can be spread over several fusions that overlap with it: all name its channel.
@@ -124,11 +135,12 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
     for instruction in inside:
         kind = instruction.opcode.removesuffix("-start")
         if kind in KINDS:
-            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
-                kind = "reduce-scatter"
             channel = re.search(r"channel_id=(\d+)", instruction.rest)
-            sent = _sent(kind, instruction, inside, group_size(instruction.rest, chips=chips))
-            yield kind, channel[1] if channel else f"{name}/{instruction.name}", sent
+            identity = channel[1] if channel else f"{name}/{instruction.name}"
+            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+                # It runs whole in this fusion. Several of them may share a channel.
+                kind, identity = "reduce-scatter", name
+            yield kind, identity, _sent(kind, instruction, inside, group_size(instruction.rest, chips=chips))
         called = instruction.called("calls")
         if called is not None:
             yield from _fused(called, module, chips)

@@ -44,6 +44,7 @@ _FOLLOWED = frozenset(
         "rank_pattern",
         "alpha_pattern",
         "target_modules",
+        "target_parameters",
         "exclude_modules",
         "layers_to_transform",
         "layers_pattern",
@@ -78,6 +79,7 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] = ()
+    target_parameters: tuple[str, ...] = ()  # tensors of all experts, each with one adapter
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] = ()  # only if `target_modules` is a list; empty for all
     layers_pattern: tuple[str, ...] = ()  # names of the layer list, before the layer numbers
@@ -99,6 +101,20 @@ class AdapterConfig:
         """Return the scale of a module's update: alpha / r, or alpha / sqrt(r) for rsLoRA."""
         alpha, rank = _by_pattern(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def parameter_of(self, module: str) -> str | None:
+        """Return the tensor of all experts that the factors of a module update; None if they update its weight.
+
+        PEFT wraps the module of the experts once for each adapted tensor, the first tensor innermost.
+        """
+        plain = module
+        while plain.endswith(_WRAPPED):
+            plain = plain.removesuffix(_WRAPPED)
+        depth = (len(module) - len(plain)) // len(_WRAPPED)
+        named = [
+            f"{plain}.{one}" for one in _OF_EXPERTS if _is_named(self.target_parameters, f"{plain}.{one}")
+        ]
+        return named[-1 - depth] if depth < len(named) else None
 
     def targets(self, module: str) -> bool:
         """Return True if PEFT adapts a module of this name."""
@@ -135,6 +151,10 @@ class AdapterConfig:
     def has_output_embedding(self) -> bool:
         """True if the file names a language model as the model during training."""
         return self.task_type in (None, "CAUSAL_LM")
+
+
+_WRAPPED = ".base_layer"
+_OF_EXPERTS = ("gate_up_proj", "down_proj")  # in the order of transformers' declarations
 
 
 def _is_named(names: str | tuple[str, ...], module: str) -> bool:
@@ -209,6 +229,13 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
 
     if raw.get("bias", "none") not in ("none", "all", "lora_only"):
         raise wrong("bias", "none, all or lora_only")
+    parameters = texts("target_parameters")
+    if not all(re.fullmatch(rf"(.*\.)?experts\.({'|'.join(_OF_EXPERTS)})", one) for one in parameters):
+        raise wrong(
+            "target_parameters", f"tensors of experts: {', '.join(f'experts.{one}' for one in _OF_EXPERTS)}"
+        )
+    if parameters and flag("use_dora"):
+        raise wrong("use_dora", "false, as PEFT has no DoRA for target_parameters")
     layers = raw.get("layers_to_transform")
     layers = layers if isinstance(layers, list) else [] if layers is None else [layers]
     if not all(type(one) is int for one in layers):
@@ -228,6 +255,7 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
         rank_pattern={key: whole("rank_pattern", value) for key, value in pattern("rank_pattern").items()},
         alpha_pattern=pattern("alpha_pattern"),
         target_modules=modules("target_modules"),
+        target_parameters=parameters,
         exclude_modules=modules("exclude_modules"),
         layers_to_transform=tuple(layers),
         layers_pattern=tuple(_regular(one, "layers_pattern", wrong) for one in texts("layers_pattern")),

@@ -21,7 +21,14 @@ from prb_jax.errors import CheckpointError, listed, quote
 from prb_jax.models.checkpoints.adapter_config import AdapterConfig, read_adapter_config
 from prb_jax.models.checkpoints.locate import ADAPTER, ADAPTER_CONFIG, BASE, locate
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo, read_tensors
-from prb_jax.models.checkpoints.weight_index import SliceReader, Update, WeightIndex, index_folder
+from prb_jax.models.checkpoints.weight_index import (
+    ExpertFactors,
+    SliceReader,
+    Update,
+    WeightIndex,
+    index_folder,
+)
+from prb_jax.models.config.experts import ExpertNames
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
 from prb_jax.records.reading import read_object
@@ -29,6 +36,7 @@ from prb_jax.records.reading import read_object
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _FACTORS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+_OF_MIXTURE = re.compile(r".*\.(experts\..*|(mlp|block_sparse_moe)\.gate|mlp\.router)")
 _NOT_LINKED = ("config.json", "model", "pytorch_model", "adapter_", "training_args")
 _TOKENIZER = re.compile(
     r"(tokenizer|vocab|merges|special_tokens_map|added_tokens|chat_template|spiece|sentencepiece).*|.*\.model"
@@ -142,7 +150,7 @@ def describe_adapter(folder: Path) -> str:
         return ""
     config = read.config
     kind = "DoRA" if config.use_dora else "rsLoRA" if config.use_rslora else "LoRA"
-    ranks = sorted({config.rank(module) for module in read.factors})
+    ranks = sorted({config.rank(config.parameter_of(module) or module) for module in read.factors})
     whole = f"; whole tensors: {listed(sorted(read.saved))}" if read.saved else ""
     base = os.readlink(folder / BASE)
     return f"{kind} of rank {', '.join(map(str, ranks))} on {len(read.factors)} matrices of {base}{whole}"
@@ -193,7 +201,8 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
             f"{path}: module '{module}': expected {', '.join(expected)} (use_dora: {str(config.use_dora).lower()}), "
             f"found {', '.join(parts)}"
         )
-    if not config.targets(module):
+    parameter = config.parameter_of(module)
+    if parameter is None and not config.targets(module):
         raise CheckpointError(f"{path}: module '{module}': is not among target_modules of {config.where}")
     for tensor in parts.values():
         if tensor.dtype not in FLOAT_DTYPES:
@@ -201,7 +210,11 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
                 f"{path}: tensor '{tensor.name}': expected floating-point weights, found {tensor.dtype}"
             )
     shapes = (parts["lora_A.weight"].shape, parts["lora_B.weight"].shape)
-    rank = config.rank(module)
+    rank = config.rank(parameter or module)
+    if parameter is not None and [len(shape) for shape in shapes] == [2, 2]:
+        # The factors of all experts are in one tensor; their number is compared with the model's when it is read.
+        experts, rest = divmod(shapes[0][0], rank)
+        rank = rank * experts if not rest else rank
     if [len(shape) for shape in shapes] != [2, 2] or (shapes[0][0], shapes[1][1]) != (rank, rank):
         raise CheckpointError(
             f"{path}: module '{module}': r and rank_pattern of {config.where} say rank {rank}, but the factors have "
@@ -222,8 +235,23 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
     base, adapter = index_folder(Path(os.readlink(folder / BASE)), side_files=side_files), folder / ADAPTER
     config, factors, saved = read.config, read.factors, read.saved
     updates: dict[str, Update] = dict(base.updates)
+    of_experts = dict(base.expert_factors)
+    raw: dict[str, Any] = read_object(folder / "config.json", error=CheckpointError, finite=False)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    experts = None if family is None else family.experts
     for module, parts in factors.items():
-        name = f"{module}.weight"
+        if (parameter := config.parameter_of(module)) is not None:
+            if parameter in of_experts:
+                raise CheckpointError(
+                    f"{config.where}: field 'target_parameters': the base is an adapter of '{parameter}' too: merge it "
+                    "first"
+                )
+            of_experts[parameter] = ExpertFactors(
+                a=parts["lora_A.weight"], b=parts["lora_B.weight"], rank=config.rank(parameter),
+                scale=config.scale(parameter),
+            )  # fmt: skip
+            continue
+        name = _stored(f"{module}.weight", base, experts)
         matrix = base.tensors.get(name)
         shape = (parts["lora_B.weight"].shape[0], parts["lora_A.weight"].shape[1])
         if matrix is None or matrix.shape != shape:
@@ -256,7 +284,15 @@ def index_adapted(folder: Path, side_files: Sequence[tuple[str, str]]) -> Weight
             *base.told,
             *_told_of_base(folder, config, head_of_base=HEAD_KEY in base.tensors.keys() - saved.keys()),
         ),
+        of_experts,
     )
+
+
+def _stored(name: str, base: WeightIndex, experts: ExpertNames | None) -> str:
+    """Return the name in the base's files of a tensor of transformers, which may have another name for the router."""
+    if experts is None or name in base.tensors or not name.endswith(f".{experts.merged_router}.weight"):
+        return name
+    return name.removesuffix(f"{experts.merged_router}.weight") + f"{experts.router}.weight"
 
 
 def folder_name(adapter: Path) -> str:
@@ -282,6 +318,8 @@ def _check_complete(tensors: Iterable[TensorInfo], found: Collection[str], confi
         for one in tensors
         if one.name.endswith(".weight") and len(one.shape) == 2 and one.name not in found
     ]
+    # PEFT adapts no module of a single expert, even if a file stores each expert separately, and not every router.
+    matrices = [module for module in matrices if not _OF_MIXTURE.fullmatch(module)]
     lost = [module for module in matrices if config.targets(module) and module not in found]
     if lost:
         raise CheckpointError(

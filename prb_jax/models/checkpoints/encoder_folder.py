@@ -24,8 +24,8 @@ from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
 from prb_jax.models.model import parameter_shardings
 from prb_jax.platform.sharding import check_heads
 
-_WORDS = "embeddings.word_embeddings.weight"
-_PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta.")}
+_WORDS = {"modernbert": "embeddings.tok_embeddings.weight"}
+_PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta."), "modernbert": ("", "model.")}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def open_encoder(folder: str | Path) -> EncoderFolder:
 
 def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
     """Pair the tensors of a folder with the leaves of a configuration; for errors see :func:`open_encoder`."""
-    prefix = next((p for p in _PREFIXES[config.model_type] if p + _WORDS in index.tensors), "")
+    words = _WORDS.get(config.model_type, "embeddings.word_embeddings.weight")
+    prefix = next((p for p in _PREFIXES[config.model_type] if p + words in index.tensors), "")
     # Names from TensorFlow in converted checkpoints.
     old = f"{prefix}embeddings.LayerNorm.gamma" in index.tensors
     config = replace(config, prefix=prefix, norm_names=("gamma", "beta") if old else ("weight", "bias"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.weight_file import ITEM_SIZES, TensorInfo
-from prb_jax.models.checkpoints.weight_index import SliceReader, Update, WeightIndex
+from prb_jax.models.checkpoints.weight_index import ExpertFactors, SliceReader, Update, WeightIndex
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.experts import Experts
 
@@ -52,8 +53,6 @@ def one_by_one(index: WeightIndex, config: DecoderConfig) -> WeightIndex:
         else:
             merged += 1
             found |= _sliced(tensors.pop(name), keys, shape, experts)
-    if not found:
-        return index
     for name in [name for name in tensors if name.endswith(f".{names.merged_router}.weight")]:
         key = f"{name.removesuffix(f'{names.merged_router}.weight')}{names.router}.weight"
         found[key] = replace(tensors.pop(name), name=key)
@@ -66,7 +65,82 @@ def one_by_one(index: WeightIndex, config: DecoderConfig) -> WeightIndex:
         told.append(f"{merged} tensors of all experts of a layer are read as one for each expert")
     if packed:
         told.append(f"{packed} tensors of MXFP4 are multiplied by their scales of blocks of {_BLOCK}")
-    return replace(index, tensors={**tensors, **found}, updates=updates, told=tuple(told))
+    every = {**tensors, **found}
+    updates |= _adapted(index, every, updates, config, experts)
+    return replace(index, tensors=every, updates=updates, told=tuple(told), expert_factors={})
+
+
+def _adapted(
+    index: WeightIndex,
+    tensors: Mapping[str, TensorInfo],
+    updates: Mapping[str, Update],
+    config: DecoderConfig,
+    experts: Experts,
+) -> dict[str, Update]:
+    """Return the adapters' updates of each expert's tensors.
+
+    Raises:
+      CheckpointError: The adapters belong to other experts, or miss layers.
+    """
+    layers = [layer for layer in range(config.num_hidden_layers) if layer not in experts.dense]
+    names = dict.fromkeys(name.rpartition(".")[2] for name in index.expert_factors)
+    stem = f"{config.layout.prefix}layers."
+    expected = {f"{stem}{layer}.mlp.experts.{name}": layer for name in names for layer in layers}
+    if other := sorted(expected.keys() ^ index.expert_factors.keys()):
+        raise CheckpointError(
+            f"{index.folder}: expected adapters of the experts of every layer or of none, but not so for '{other[0]}'"
+        )
+    found: dict[str, Update] = {}
+    for parameter, layer in expected.items():
+        factors, turned = index.expert_factors[parameter], not experts.names.gate_up
+        keys, shape = _parts(parameter.rpartition(".")[2], config, experts)
+        outputs, inputs = shape if turned else shape[::-1]
+        sizes = ((experts.count * factors.rank, inputs), (outputs * len(keys), experts.count * factors.rank))
+        for tensor, size in zip((factors.a, factors.b), sizes, strict=True):
+            _check_shape(tensor, size)
+        for number in range(experts.count * len(keys)):
+            expert, which = divmod(number, len(keys))
+            name = f"{stem}{layer}.{keys[which].format(expert=expert)}"
+            if name in tensors:  # a missing tensor is reported when tensors are matched
+                found[name] = _LowRankExpert(
+                    factors,
+                    expert,
+                    experts.count,
+                    first=which * outputs,
+                    turned=turned,
+                    before=updates.get(name),
+                )
+    return found
+
+
+@dataclass(frozen=True)
+class _LowRankExpert:
+    """W + scale * B A of one expert."""
+
+    factors: ExpertFactors
+    expert: int
+    count: int  # E
+    _: KW_ONLY
+    first: int  # first output of this matrix in B
+    turned: bool  # W is [O, I]; otherwise [I, O]
+    before: Update | None  # update of W itself
+
+    def __call__(
+        self, reader: SliceReader, out: np.ndarray, tensor: TensorInfo, region: tuple[slice, ...]
+    ) -> None:
+        merged = np.empty(out.shape, np.float32)
+        reader.read(merged, tensor, region, self.before)
+        sides = [slice(*part.indices(size)[:2]) for part, size in zip(region, tensor.shape, strict=True)]
+        outputs, inputs = sides if self.turned else sides[::-1]
+        rank, columns = self.factors.rank, self.factors.rank * self.count
+        a = np.empty((rank, inputs.stop - inputs.start), np.float32)
+        reader.read(a, self.factors.a, (slice(self.expert * rank, (self.expert + 1) * rank), inputs))
+        b = np.empty((outputs.stop - outputs.start, columns), np.float32)
+        rows = slice(self.first + outputs.start, self.first + outputs.stop)
+        reader.read(b, self.factors.b, (rows, slice(0, columns)))
+        update = np.float32(self.factors.scale) * (b[:, self.expert :: self.count] @ a)
+        merged += update if self.turned else update.T
+        out[...] = merged.astype(out.dtype)
 
 
 def _parts(name: str, config: DecoderConfig, experts: Experts) -> tuple[list[str], tuple[int, int]]:

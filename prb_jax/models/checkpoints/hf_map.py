@@ -151,11 +151,11 @@ def _leaf(path: Path, variable: nnx.Variable[Any], config: Config) -> LeafMap:
     numbers: tuple[int, ...] = ()
     if path[0] == "layers":
         numbers = tuple(range(variable.shape[0]))
-        if (mixer := variable.get_metadata("mixer")) is not None and isinstance(config, DecoderConfig):
-            numbers = tuple(n for n, of_layer in enumerate(config.layer_mixers) if of_layer == mixer)
+        if (part := variable.get_metadata("part")) is not None:
+            numbers = tuple(number for number, kind in enumerate(config.kinds) if part in kind)
     if variable.get_metadata("in_body"):
         if not isinstance(config, DecoderConfig):
-            prefix, layers = config.prefix, "encoder.layer"
+            prefix, layers = config.prefix, config.layers_name
         else:
             module, tensor = key.rsplit(".", 1)
             key, prefix, layers = f"{_module(config.layout, module)}.{tensor}", config.layout.prefix, "layers"

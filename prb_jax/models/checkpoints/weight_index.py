@@ -54,6 +54,16 @@ class Update(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertFactors:
+    """Low-rank updates of all experts in one tensor: W_e + scale * B_e A_e for each expert e of E."""
+
+    a: TensorInfo  # [E * r, I], expert by expert
+    b: TensorInfo  # [O, r * E]: column n * E + e is column n of expert e
+    rank: int  # r
+    scale: float
+
+
 @dataclass(frozen=True)
 class WeightIndex:
     """All tensors of a model folder."""
@@ -64,6 +74,8 @@ class WeightIndex:
     # functions for tensors whose values differ from the files
     updates: Mapping[str, Update] = field(default_factory=dict)
     told: tuple[str, ...] = ()  # notes on tensors that are converted during reading
+    # adapters of experts by the name of the tensor of all experts in transformers; applied by the reader of experts
+    expert_factors: Mapping[str, ExpertFactors] = field(default_factory=dict)
 
 
 def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:

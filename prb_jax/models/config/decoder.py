@@ -24,7 +24,16 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
-from prb_jax.models.config.layer_kinds import RECURRENT, layer_kinds, layer_mixers
+from prb_jax.models.config.layer_kinds import (
+    EXPERTS,
+    MLP,
+    RECURRENT,
+    Kind,
+    Recurrence,
+    layer_kinds,
+    layer_mixers,
+    parse_recurrence,
+)
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
@@ -55,24 +64,6 @@ class WeightLayout:
 
 
 STANDARD = WeightLayout()  # layout of a ``*ForSequenceClassification`` of transformers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrence:
-    """Sizes of the recurrent layers with the gated delta rule (arXiv 2412.06464)."""
-
-    key_heads: int  # number of heads of queries and of keys
-    value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
-    key_dim: int
-    value_dim: int
-    taps: int  # tokens that the causal convolution sees, the current token included
-    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, grouped by key head
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """Number of channels of queries, keys and values."""
-        keys = self.key_heads * self.key_dim
-        return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +128,18 @@ class DecoderConfig:
     __repr__ = short_repr
 
     @property
-    def active_mlp(self) -> int:
-        """Width of the mlp for one token, summed over its experts."""
-        return self.intermediate_size if self.experts is None else self.experts.active
+    def kinds(self) -> tuple[Kind, ...]:
+        """Parts of each layer."""
+        experts = self.experts
+        return tuple(
+            (mixer, MLP if experts is None or layer in experts.dense else EXPERTS)
+            for layer, mixer in enumerate(self.layer_mixers)
+        )
+
+    @property
+    def active_mlps(self) -> Mapping[str, int]:
+        """Width of the mlp for one token, summed over its experts, by part of a layer."""
+        return {MLP: self.intermediate_size, EXPERTS: 0 if self.experts is None else self.experts.active}
 
     @property
     def head_counts(self) -> dict[str, int]:
@@ -267,7 +267,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         model_type=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size", default=absent.get("intermediate_size")),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -289,13 +289,13 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         layer_windows=kinds.slides,
         layer_rotates=kinds.rotates,
         layer_mixers=mixers,
-        recurrence=_recurrence(fields, family) if RECURRENT in mixers else None,
+        recurrence=parse_recurrence(fields, family) if RECURRENT in mixers else None,
         attention_gate=family.attention_gate,
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
         sinks=family.sinks,
-        experts=parse_experts(fields, family.experts, absent),
+        experts=parse_experts(fields, family.experts, absent, layers=layers),
         fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
         max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
@@ -353,27 +353,6 @@ def _nearest(fields: FieldReader) -> str:
 
 def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:
     return said if isinstance(said, bool) else fields.flag(said, default=family.defaults.get(said, False))
-
-
-def _recurrence(fields: FieldReader, family: Family) -> Recurrence:
-    def size(name: str, minimum: int = 1) -> int:
-        return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)
-
-    sizes = Recurrence(
-        key_heads=size("num_key_heads"),
-        value_heads=size("num_value_heads"),
-        key_dim=size("key_head_dim"),
-        value_dim=size("value_head_dim"),
-        taps=size("conv_kernel_dim", 2),
-        grouped=family.grouped_recurrence,
-    )
-    if sizes.value_heads % sizes.key_heads:
-        raise fields.error(
-            "linear_num_value_heads",
-            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
-            found=sizes.value_heads,
-        )
-    return sizes
 
 
 def _activation(fields: FieldReader, family: Family) -> Any:

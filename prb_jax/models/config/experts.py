@@ -25,6 +25,7 @@ class ExpertNames:
     [E, F, D]."""
     biased: bool = False  # the router and the matrices of experts have biases
     clamped: bool = False  # the gated activation is clamped, see `Experts.limit`
+    some_layers: bool = True  # ``mlp_only_layers`` and ``decoder_sparse_step`` name layers without experts
     shared: bool = False  # the mixture has a shared expert of ``shared_expert_intermediate_size``
 
 
@@ -36,6 +37,7 @@ MIXTRAL_EXPERTS = ExpertNames(
     down="block_sparse_moe.experts.{expert}.w2",
     size="intermediate_size",
     normalised=True,
+    some_layers=False,
 )
 
 
@@ -46,6 +48,7 @@ GPT_OSS_EXPERTS = ExpertNames(
     merged_router="mlp.router",
     size="intermediate_size",
     normalised=True,
+    some_layers=False,
     biased=True,
     clamped=True,
 )
@@ -61,6 +64,7 @@ class Experts:
     normalised: bool  # weights of the chosen experts sum to 1
     shared: int  # F of the shared expert, which every token takes and which has a separate gate; 0 for none
     names: ExpertNames
+    dense: tuple[int, ...] = ()  # layers with one mlp of ``intermediate_size`` instead of experts
     limit: float | None = None
     """Clamp of the activation (up + 1) gate sigmoid(alpha gate): gate is clamped from above, up on both sides."""
     alpha: float = 1.0
@@ -72,7 +76,7 @@ class Experts:
 
 
 def parse_experts(
-    fields: FieldReader, names: ExpertNames | None, absent: Mapping[str, Any]
+    fields: FieldReader, names: ExpertNames | None, absent: Mapping[str, Any], *, layers: int
 ) -> Experts | None:
     """Read the mixture of experts of a family; return None for families without one.
 
@@ -80,10 +84,11 @@ def parse_experts(
       fields: Reader of the whole ``config.json``.
       names: Names of the family.
       absent: The family's defaults for absent fields.
+      layers: Number of layers.
 
     Raises:
       CheckpointError: A field is missing or mistyped, two spellings disagree, more experts are chosen than exist, or
-        some layers have no experts.
+        no layer has experts.
     """
     if names is None:
         return None
@@ -95,9 +100,6 @@ def parse_experts(
     chosen = fields.integer("num_experts_per_tok", default=absent["num_experts_per_tok"])
     if chosen > count:
         raise fields.error("num_experts_per_tok", f"at most the number of experts ({count})")
-    for name, every in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        if fields.has(name) and fields.value(name) != every:
-            raise fields.error(name, f"{every}, as a model with experts in some layers only is not supported")
     normalised = names.normalised
     if normalised is None:
         normalised = fields.flag("norm_topk_prob", default=absent.get("norm_topk_prob", False))
@@ -108,9 +110,26 @@ def parse_experts(
         normalised=normalised,
         shared=fields.integer(_SHARED, default=absent[_SHARED]) if names.shared else 0,
         names=names,
+        dense=_dense_layers(fields, names, layers=layers),
         limit=fields.number("swiglu_limit", default=7.0) if names.clamped else None,
         alpha=fields.number("swiglu_alpha", default=1.702) if names.clamped else 1.0,
     )
+
+
+def _dense_layers(fields: FieldReader, names: ExpertNames, *, layers: int) -> tuple[int, ...]:
+    """Return the layers without experts: ``mlp_only_layers``, and all but each ``decoder_sparse_step``-th."""
+    if not names.some_layers:
+        fields.refuse_unless({"decoder_sparse_step": 1, "mlp_only_layers": []})
+        return ()
+    step, listed = fields.integer("decoder_sparse_step", default=1), fields.value("mlp_only_layers") or []
+    known = range(layers)
+    if not isinstance(listed, list) or any(type(layer) is not int or layer not in known for layer in listed):
+        raise fields.error("mlp_only_layers", f"a list of numbers from 0 to {layers - 1}")
+    dense = tuple(layer for layer in known if layer in listed or (layer + 1) % step)
+    if len(dense) == layers:
+        name = "mlp_only_layers" if len({*listed}) == layers else "decoder_sparse_step"
+        raise fields.error(name, "at least one layer with experts")
+    return dense
 
 
 _SHARED = "shared_expert_intermediate_size"

@@ -19,7 +19,7 @@ from prb_jax.models.config.experts import (
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.seams import get, names, usable_plugins
 
-ENCODERS = ("bert", "deberta-v2")
+ENCODERS = ("bert", "deberta-v2", "modernbert")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 uses the name of v2. Encoders are optional: see `encoder` in
 :mod:`prb_jax.seams`."""
 
@@ -259,6 +259,15 @@ _BUILTIN: Mapping[str, Family] = MappingProxyType(
             "Qwen3_5Text", _RECURRENT, **_BIAS, **_RECURRENT_FACTS,
             unused_rope_fields=("mrope_section", "mrope_interleaved"),
         ),
+        "qwen3_5_moe_text": family(
+            "Qwen3_5Moe", _RECURRENT,
+            {
+                "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512, "intermediate_size": 512,  # the last one is unused
+            },
+            **_BIAS, **_RECURRENT_FACTS, unused_rope_fields=("mrope_section", "mrope_interleaved"),
+            experts=replace(QWEN_EXPERTS, shared=True, normalised=True, some_layers=False),
+        ),
         "qwen3_next": family(
             "Qwen3Next", _RECURRENT,
             {
@@ -292,6 +301,13 @@ class _Families(Mapping[str, Family]):
 FAMILIES: Mapping[str, Family] = _Families()
 
 
+def origin_of(model_type: str) -> str:
+    """Return the package and version of the plug-in that offers a family; "" for a family of this package."""
+    if model_type in _BUILTIN or model_type not in names("backbones"):
+        return ""
+    return get("backbones", model_type).origin
+
+
 _OF_BOTH = ("id2label", "label2id", "num_labels", "dtype", "torch_dtype", "tie_word_embeddings")
 # transformers' defaults for fields of "text_config" that Google's files omit.
 _GEMMA3_SIZES = {
@@ -303,10 +319,16 @@ _CLASSES_OF_TEXT = {
     "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5ForSequenceClassification": "Qwen3_5TextForSequenceClassification",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_QWEN3_5_SIZES = {
-    "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
-    "num_attention_heads": 16,
+_QWEN3_5_SIZES: Mapping[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+    },
+    "qwen3_5_moe": {
+        "vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+    },
 }  # fmt: skip
 
 
@@ -318,20 +340,20 @@ def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
     Raises:
       CheckpointError: The text model is not described.
     """
-    if raw.get("model_type") not in ("gemma3", "qwen3_5"):
+    if raw.get("model_type") not in ("gemma3", *_QWEN3_5_SIZES):
         return raw
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise FieldReader(raw, where).error("text_config", "an object")
     outer = {name: raw[name] for name in _OF_BOTH if name in raw}
     names = [_CLASSES_OF_TEXT.get(name, name) for name in raw.get("architectures") or ()]
-    if raw["model_type"] == "qwen3_5":
+    if raw["model_type"] in _QWEN3_5_SIZES:
         marks = {
             name: raw.get(name, default)
             for name, default in {"image_token_id": 248_056, "video_token_id": 248_057}.items()
         }
-        own = {"model_type": "qwen3_5_text", "architectures": names or None, **marks}
-        return {**_QWEN3_5_SIZES, **text, **outer, **own}
+        own = {"model_type": f"{raw['model_type']}_text", "architectures": names or None, **marks}
+        return {**_QWEN3_5_SIZES[raw["model_type"]], **text, **outer, **own}
     image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
     own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
     return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}

@@ -1,4 +1,4 @@
-"""Layers of a decoder with sliding windows, and layers with rotary embeddings."""
+"""Differences between the layers of a decoder: parts, sliding windows, rotary embeddings, recurrence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ _SLIDES = {"full_attention": False, "sliding_attention": True}
 ATTENTION, RECURRENT = "full_attention", "linear_attention"
 """Token mixers: softmax attention (also for sliding layers), or a recurrent state. Names as in ``layer_types``."""
 
+MLP, EXPERTS = "mlp", "experts"
+"""Second halves of a layer: one gated mlp, or a mixture of experts."""
+
+Kind = tuple[str, str]
+"""Parts of a layer: its token mixer, and its :data:`MLP` or :data:`EXPERTS`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKinds:
@@ -20,6 +26,24 @@ class LayerKinds:
     window: int | None  # window of sliding layers in tokens; None without sliding layers
     slides: tuple[bool, ...]  # True for each layer that attends only to the window
     rotates: tuple[bool, ...]  # True for each layer with a rotary embedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """Sizes of the recurrent layers with the gated delta rule (arXiv 2412.06464)."""
+
+    key_heads: int  # number of heads of queries and of keys
+    value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
+    key_dim: int
+    value_dim: int
+    taps: int  # tokens that the causal convolution sees, the current token included
+    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, grouped by key head
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Number of channels of queries, keys and values."""
+        keys = self.key_heads * self.key_dim
+        return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
 
 
 def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKinds:
@@ -106,6 +130,33 @@ def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[s
     if ATTENTION not in listed:
         raise fields.error("layer_types", f"'{ATTENTION}' for one layer at least")
     return tuple(listed)
+
+
+def parse_recurrence(fields: FieldReader, family: Family) -> Recurrence:
+    """Read the sizes of recurrent layers.
+
+    Raises:
+      CheckpointError: A size is missing or mistyped, or the heads do not match.
+    """
+
+    def size(name: str, minimum: int = 1) -> int:
+        return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)
+
+    sizes = Recurrence(
+        key_heads=size("num_key_heads"),
+        value_heads=size("num_value_heads"),
+        key_dim=size("key_head_dim"),
+        value_dim=size("value_head_dim"),
+        taps=size("conv_kernel_dim", 2),
+        grouped=family.grouped_recurrence,
+    )
+    if sizes.value_heads % sizes.key_heads:
+        raise fields.error(
+            "linear_num_value_heads",
+            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
+            found=sizes.value_heads,
+        )
+    return sizes
 
 
 def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:

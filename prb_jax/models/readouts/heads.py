@@ -19,7 +19,7 @@ from jax import lax
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, Sizes, States, dense
-from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
+from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate, layer_norm
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -245,10 +245,18 @@ class Pooled(ReadsAnything):
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
         fields = FieldReader(config, f"{where}/config.json")
-        if (named := fields.text("pooler_hidden_act", default="gelu")) not in ACTIVATIONS:
-            raise fields.error("pooler_hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+        return self._of_size(stored, fields, "pooler_hidden_act", where=where, what=what)
+
+    def _of_size(
+        self, stored: Shapes, fields: FieldReader, activation: str, *, where: str, what: str
+    ) -> Pooled:
+        """Return the head with the sizes of a checkpoint, and the activation in a field of ``config.json``."""
+        if (named := fields.text(activation, default="gelu")) not in ACTIVATIONS:
+            raise fields.error(activation, f"one of {', '.join(ACTIVATIONS)}")
         labels = stored.get(f"{self.classifier}.weight", (1,))[0]
-        bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)
+        bound = replace(
+            self, activation=ACTIVATIONS[named], width=fields.integer("hidden_size"), labels=labels
+        )
         for tensor in bound.tensors():
             check_tensor(stored, tensor.key, tensor.shape, where=where, what=what)
         return bound
@@ -268,6 +276,42 @@ class Pooled(ReadsAnything):
         x = activate(
             dense(x, tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"]), self.activation
         )
+        return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
+
+
+@dataclass(frozen=True)
+class NormedPooled(Pooled):
+    """Classifier of ModernBERT on a pooled state: W2 norm(act(W1 x)) + b2; W1 may have a bias."""
+
+    pooler: str = "head.dense"
+    norm: str = "head.norm"
+    # biased, norm_bias: the pooler and the norm have biases; set by :meth:`bound`, like eps
+    biased: bool = False
+    norm_bias: bool = False
+    eps: float = 1e-5
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
+        fields, name = FieldReader(config, f"{where}/config.json"), "classifier_activation"
+        biases = {
+            "biased": fields.flag("classifier_bias", default=False),
+            "norm_bias": fields.flag("norm_bias", default=False),
+            "eps": fields.number("norm_eps", default=1e-5),
+        }
+        return replace(self, **biases)._of_size(stored, fields, name, where=where, what=what)
+
+    def tensors(self, sizes: Sizes | None = None) -> tuple[HeadTensor, ...]:
+        whole = super().tensors(sizes)
+        norm = [f"{self.norm}.weight", *([f"{self.norm}.bias"] if self.norm_bias else ())]
+        return (
+            *(tensor for tensor in whole if self.biased or tensor.key != f"{self.pooler}.bias"),
+            *(HeadTensor(key=key, shape=(self.width,)) for key in norm),
+        )
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        tensors = params["head"]
+        x = dense(states.read(), tensors[f"{self.pooler}.weight"], tensors.get(f"{self.pooler}.bias"))
+        weight, bias = tensors[f"{self.norm}.weight"], tensors.get(f"{self.norm}.bias")
+        x = layer_norm(activate(x, self.activation), weight, bias, eps=self.eps)
         return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
 
 

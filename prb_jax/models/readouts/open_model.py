@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.families import is_encoder, refuse_encoder
+from prb_jax.models.config.families import is_encoder, origin_of, refuse_encoder
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
@@ -90,9 +90,15 @@ class OpenedModel:
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        """Revision and file fingerprints, including a separate tokenizer, for ``run.json``."""
+        """Revision, file fingerprints (also of a separate tokenizer) and packages of plug-ins, for ``run.json``."""
         named = self.options.tokenizer is not None
-        return describe(self.folder) | ({"tokenizer": describe(self.tokenizer_folder)} if named else {})
+        origins = {"backbone": origin_of(self.config.model_type), "readout": self.row.origin}
+        plugins = {kind: origin for kind, origin in origins.items() if origin}
+        return (
+            describe(self.folder)
+            | ({"tokenizer": describe(self.tokenizer_folder)} if named else {})
+            | ({"plugins": plugins} if plugins else {})
+        )
 
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
         """Load the tokenizer with the text rules of the model's read-out.

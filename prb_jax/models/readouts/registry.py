@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from prb_jax.models.config.decoder import WeightLayout
 from prb_jax.models.head import LINEAR, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
-from prb_jax.models.readouts.heads import Mlp, Pooled, Stack, Steps
+from prb_jax.models.readouts.heads import Mlp, NormedPooled, Pooled, Stack, Steps
 from prb_jax.models.readouts.row import ModelRow as ModelRow
 from prb_jax.models.readouts.row import RawConfig
 from prb_jax.text.template import TextRules
@@ -282,6 +282,13 @@ REGISTRY: tuple[ModelRow, ...] = (
         ),
         head=Pooled(),
         classes=("DebertaV2ForSequenceClassification",),
+        notes=("prompt and response are encoded as a pair of texts, without a chat template",),
+    ),
+    ModelRow(
+        name="modernbert-pair",
+        models=("ModernBertForSequenceClassification with one label",),
+        head=NormedPooled(),
+        classes=("ModernBertForSequenceClassification",),
         notes=("prompt and response are encoded as a pair of texts, without a chat template",),
     ),
     ModelRow(

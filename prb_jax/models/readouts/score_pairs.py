@@ -15,6 +15,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.encoder import bind_encoder, encode_tokens
 from prb_jax.models.head import States
 from prb_jax.models.readouts.rules import read_out
+from prb_jax.models.readouts.text_encoder import Pooling, pool
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
 
@@ -29,7 +30,8 @@ def score_pairs(
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Return the head's values from the first token's state of each sequence, float32 [S, n].
+    """Return the head's values from the first token's state of each sequence, or from the mean of its states if the
+    configuration says so, float32 [S, n].
 
     Args:
       params: Nested dict with the tensors of the head under ``head``.
@@ -41,6 +43,8 @@ def score_pairs(
     assert config.head is not None
     tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
     states = encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype, mesh=mesh)
+    if config.modern is not None and config.modern.mean_pooled:
+        states = pool(states, lengths, Pooling(mode="mean"))[:, None]
     return config.head(params, States(states[:, :1], None, lambda x: x, at_reads=True))[:, 0]
 
 

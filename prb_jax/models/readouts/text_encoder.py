@@ -246,7 +246,7 @@ def load_text_encoder(
     max_length: int | None = None,
     revision: str | None = None,
 ) -> TextEncoder:
-    """Load an encoder of texts: BERT or DeBERTa-v2/v3, e.g. Contriever or a sentence-transformers model.
+    """Load an encoder of texts: BERT, ModernBERT or DeBERTa-v2/v3, e.g. Contriever or a sentence-transformers model.
 
     Args:
       model: Folder with ``config.json``, weights and tokenizer files; or a hub id.

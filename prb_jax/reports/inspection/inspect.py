@@ -233,7 +233,7 @@ def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
         reading = {
             **words.view_fact(folder),
             "score head": encoder.report.head,
-            "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
+            "readout": f"{row.name}: pooler and classifier of {words.pooled_state(encoder.config)}, {opened.labels}",
             "example": f"{pairs.texts(_TEA)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",
             "warnings": "\n".join(row.notes) or "none",
         }

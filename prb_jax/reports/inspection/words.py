@@ -121,6 +121,8 @@ def shape(config: DecoderConfig) -> str:
     if experts is not None:
         mlp = f"{experts.count} experts of {experts.size:,}, {experts.chosen} a token"
         mlp += f" and one of {experts.shared:,} for all" if experts.shared else ""
+        if experts.dense:
+            mlp += f"; {len(experts.dense)} layers with one mlp of {config.intermediate_size:,}"
     return (
         f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
@@ -172,6 +174,10 @@ def encoder_attention(config: EncoderConfig) -> str:
     said = ["in both directions"]
     if config.absolute_positions:
         said.append("learned positions")
+    if (modern := config.modern) is not None:
+        near = f"{sum(modern.slides)} of {config.num_hidden_layers} layers see {modern.reach:,} tokens on each side"
+        full, sliding = (f"{rope.theta:,.0f}" for rope in modern.rope)
+        said += [near, f"rope, theta {full} (near layers {sliding})"]
     relative = config.relative
     if relative is not None:
         terms = {
@@ -183,6 +189,12 @@ def encoder_attention(config: EncoderConfig) -> str:
             f"distances up to {relative.max_distance:,} in {2 * relative.span:,} embeddings ({kinds})"
         )
     return "; ".join(said)
+
+
+def pooled_state(config: EncoderConfig) -> str:
+    """Return the state that the head of an encoder reads."""
+    mean = config.modern is not None and config.modern.mean_pooled
+    return "the mean of all states" if mean else "the first token's state"
 
 
 def pooling_rule(pooling: Pooling) -> str:

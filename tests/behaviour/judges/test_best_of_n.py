@@ -18,6 +18,7 @@ from prb_jax.behaviour.generation.sample import RUNS, sample_data
 from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.behaviour.rl.rewards import _asks
 from prb_jax.metrics.best_of import best_of_first, best_of_k
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import read_behaviour
 from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
@@ -54,7 +55,9 @@ def best_of_n(samples: Path, out: Path, rewards: Sequence[str] = ("baseline:leng
 def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
     model, out = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=2), tmp_path / "out"
     names = [str(model), "baseline:length"]
-    assert cli.main(["best-of-n", "--samples", str(samples), "--rewards", *names, "--out", str(out)]) == 0
+    # An option of loading is for the model beside the baseline.
+    words = ["--samples", str(samples), "--rewards", *names, "--dtype", "float32", "--out", str(out)]
+    assert cli.main(["best-of-n", *words]) == 0
     shown = capsys.readouterr().out
     assert "1 empty samples cannot be scored" in shown
     assert "no intervals: 2 users" in shown
@@ -83,6 +86,8 @@ def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
     assert len({round(point["quality"], 9) for point in summary["curves"]["random"]}) == 1
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
+    with pytest.raises(prb.RunError, match=r"dtype.*baseline:length"):
+        best_of_n(samples, tmp_path / "none", loading=LoadOptions(dtype="float32"))
     with pytest.raises(prb.RunError, match='quality: "reference" -> "baseline:length"'):
         best_of_n(samples, out, names, quality="baseline:length")
 

@@ -26,6 +26,7 @@ from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch
 from tests.sweeps import sweep
+from tests.tiny_models import write_tiny_model
 
 SMALL = "--prefix-tokens 60 --response-tokens 12 --pairs 4 --rounds 1"
 
@@ -134,6 +135,14 @@ def test_training_beside_trl_starts_from_the_same_loss(folder: Path, bench, caps
         assert 2 <= row["compiles"] <= 5  # a program for each bucket, one for the update
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("pairs/s in training", "x of TRL", "loss difference"))
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_beside_trl_starts_from_the_same_loss(tmp_path: Path, bench) -> None:
+    pytest.importorskip("trl")
+    folder = write_tiny_model(tmp_path / "model", "qwen3_moe-lead", pad_token_id=77)
+    (row,) = bench("train", folder, "--against trl --dtype float32", SMALL)
+    assert row["loss_difference"] < 1e-5
 
 
 @pytest.mark.slow

@@ -85,6 +85,32 @@ ENTRY %main (a: f32[16]) -> f32[16] {
 }
 """
 
+# The middle fusion runs in a loop beside the gather, which starts before the loop and ends behind it.
+OVERLAPPED = (
+    SPREAD.replace(
+        """  %f2 = f32[64]{0} fusion(%a), kind=kCustom, calls=%middle
+""",
+        """  %f2 = f32[16]{0} while(%a), condition=%c, body=%trip, backend_config={"known_trip_count":{"n":"16"}}
+""",
+    )
+    .replace("%f1 =", "%async-collective-start.1 =")
+    .replace(
+        "ENTRY",
+        """%trip (x: f32[16]) -> f32[16] {
+  %x = f32[16]{0} parameter(0)
+  %step = f32[64]{0} fusion(%x), kind=kCustom, calls=%middle
+  ROOT %y = f32[16]{0} fusion(%x), kind=kCustom, calls=%own
+}
+
+%own (a: f32[16]) -> f32[16] {
+  %a = f32[16]{0} parameter(0)
+  ROOT %moved = f32[16]{0} collective-permute(%a), channel_id=9, source_target_pairs={{0,1},{1,0}}
+}
+
+ENTRY""",
+    )
+)
+
 BRANCHES = """\
 HloModule branches
 
@@ -175,6 +201,18 @@ def test_a_collective_spread_over_fusions_counts_once():
         "all-gather": Collective(1, 3 * 64),
         "reduce-scatter": Collective(1, 64 * 4 * 3 / 4),
     }
+
+
+def test_steps_of_a_collective_in_a_loop_beside_it_send_nothing_more():
+    costs = program_costs(parse_module(OVERLAPPED), chips=4)
+    assert costs.collectives == {
+        "all-gather": Collective(1, 3 * 64),
+        "reduce-scatter": Collective(1, 64 * 4 * 3 / 4),
+        "collective-permute": Collective(16, 16 * 64),
+    }
+    # A channel alone says nothing: combined collectives share one.
+    apart = program_costs(parse_module(OVERLAPPED.replace("%async-collective-start.1 =", "%f1 =")), chips=4)
+    assert apart.collectives["all-gather"] == Collective(17, 17 * 3 * 64)
 
 
 def test_of_a_conditional_the_dearest_branch_counts():

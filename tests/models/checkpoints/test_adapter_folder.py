@@ -36,6 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rank_pattern": {"gate_up_proj": 3},
         "use_dora": True,
     },
+    "experts": {
+        "target_modules": "all-linear",
+        "target_parameters": ["mlp.experts.gate_up_proj", "experts.down_proj"],
+        "rank_pattern": {"mlp.experts.down_proj": 2},
+    },
+    "up alone": {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"], "use_rslora": True},
     "layers": {"target_modules": ["gate_proj"], "layers_to_transform": [1], "modules_to_save": ["norm"]},
 }
 COMPARISONS = [
@@ -121,6 +127,13 @@ SWEEP = [
     for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "glm4")
     # these have one tensor for gate and up, the others one for each
     if case == "all-linear" or (case == "fused") == (family in ("phi3", "glm4"))
+    if case not in ("experts", "up alone")
+]
+SWEEP += [
+    ("mixtral", "experts"),
+    ("qwen3_moe-lead", "experts"),
+    ("gpt_oss", "experts"),
+    ("qwen2_moe", "up alone"),
 ]
 
 
@@ -132,6 +145,7 @@ SWEEP = [
             SWEEP.index(("qwen2", "all-linear")),
             SWEEP.index(("gemma2", "regular")),
             SWEEP.index(("phi3", "fused")),
+            SWEEP.index(("qwen3_moe-lead", "experts")),
         ],
     ),
 )

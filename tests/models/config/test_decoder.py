@@ -259,8 +259,8 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
 
     # Structural flags are not in the file: they are compared with the modules that transformers builds.
     model = AutoModelForSequenceClassification.from_config(hf).model
-    layer = next(layer for layer in model.layers if hasattr(layer, "self_attn"))
-    names = {name for name, _ in layer.named_parameters()}
+    layers = [layer for layer in model.layers if hasattr(layer, "self_attn")]
+    names = {name for layer in layers for name, _ in layer.named_parameters()}
     assert config.attention_bias == ("self_attn.q_proj.bias" in names)
     assert config.attention_output_bias == ("self_attn.o_proj.bias" in names)
     assert config.sinks == ("self_attn.sinks" in names)
@@ -269,11 +269,11 @@ def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> 
     assert set(config.fused) | merged == {"qkv_proj", "gate_up_proj"} & {
         part for name in names for part in name.split(".")
     }
-    q_norm = getattr(layer.self_attn, "q_norm", None)
+    q_norm = getattr(layers[0].self_attn, "q_norm", None)
     size = {"head": config.head_dim, "width": config.num_attention_heads * config.head_dim, None: 0}
     assert size[config.qk_norm] == (0 if q_norm is None else q_norm.weight.numel())
     assert {hf for _, hf in config.norms} == {name.split(".")[0] for name in names if "layernorm" in name}
-    assert config.attention_scale == layer.self_attn.scaling
+    assert config.attention_scale == layers[0].self_attn.scaling
     assert config.norm_plus_one == (float(model.norm.weight.detach().abs().max()) == 0.0)
 
     # Norms round before they multiply, or after.

@@ -7,15 +7,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
-
-import jax
-import numpy as np
 
 from prb_jax.errors import RunError
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.workload import KL_COEFFICIENT, LEARNING_RATE, OPTIMIZER, TimedStep
-from prb_jax.models.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.trees.tree import Tree
@@ -90,14 +88,13 @@ class TrlTrainer:
         self._trl, self._dtype = open_trl(), dtype
         self.device = self._trl.device
         self.pairs = pairs or _PAIRS[self.device]
-        unused = ("torch_dtype", "dtype")
-        fields = {name: value for name, value in config.original.items() if name not in unused}
         torch, transformers = self._trl.torch, self._trl.transformers
-        model: Any = transformers.AutoModelForSequenceClassification.from_config(
-            transformers.AutoConfig.for_model(**fields), dtype=torch.float32, attn_implementation="sdpa"
-        )
-        _copy_weights(torch, model, config, params)
         self._folder = tempfile.TemporaryDirectory()
+        # Through a checkpoint: transformers itself joins the experts of a layer and other tensors.
+        written = save_params(params, config, Path(self._folder.name) / "start")
+        model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(
+            written, dtype=torch.float32, attn_implementation="sdpa"
+        )
         self._trainer: Any = self._trl.trl.RewardTrainer(
             model=model.to(self.device),
             args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
@@ -133,18 +130,6 @@ class TrlTrainer:
             total += float(loss.detach())
         self._trl.update(trainer.model, self._optimizer, clip=OPTIMIZER.clip_norm)
         return TimedStep(time.perf_counter() - start, total, padded, tokens)
-
-
-def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params) -> None:
-    """Copy our weights into transformers' tensors, one at a time."""
-    tensors = dict(model.named_parameters())
-    leaves = flatten(params)
-    with torch.no_grad():
-        for leaf in leaf_maps(config):
-            for layer, key in enumerate(leaf.file_keys):
-                value = leaves[leaf.path][layer] if leaf.stacked else leaves[leaf.path]
-                array = np.array(jax.device_get(value), np.float32)
-                tensors[key].copy_(torch.from_numpy(array.T.copy() if leaf.transposed else array))
 
 
 def _padding_tokenizer() -> Any:
