@@ -229,7 +229,7 @@ def test_rankings_turned_into_pairs_are_computed_once_by_evaluation_and_server(
     assert sum(batch.computed or 0 for batch in model.stream(RANKINGS)) == needed
     expected = [row.tolist() for row in model.score(RANKINGS)]
     order = np.random.default_rng(3).permutation(len(RANKINGS)).tolist()
-    with serving(model, batch_tokens=512, prefix_cache=100) as url:
+    with serving(model, batch_tokens=1024, prefix_cache=100) as url:
         entry = httpx.get(f"{url}/v1/models").json()["data"][0]
         assert entry["prefix_cache"] == {"bytes": 100_000_000, "reason": None}
         for place in order:
@@ -243,7 +243,7 @@ def test_rankings_turned_into_pairs_are_computed_once_by_evaluation_and_server(
             figure(url, "prb_tokens_total") == computed
         )  # of conversations that were scored before, no token
         assert again == [pytest.approx(expected[place], abs=1e-5) for place in order]
-    with serving(model, batch_tokens=512, prefix_cache=100) as url:
+    with serving(model, batch_tokens=1024, prefix_cache=100) as url:
         with ThreadPoolExecutor(8) as clients:
             found = list(clients.map(lambda place: request(url, RANKINGS[place]), order))
         assert found == [pytest.approx(expected[place], abs=1e-5) for place in order]
@@ -259,7 +259,7 @@ def test_a_server_whose_cache_is_too_small_for_its_people_gives_the_same_scores(
 ) -> None:
     monkeypatch.setattr(serve_module, "MEGABYTE", 10_000)
     some = RANKINGS[::3]
-    with serving(model, batch_tokens=512, prefix_cache=10) as url:
+    with serving(model, batch_tokens=1024, prefix_cache=10) as url:
         for number in np.random.default_rng(1).permutation(len(some)).tolist():
             one = some[number]
             assert request(url, one) == pytest.approx(model.score(one).tolist(), abs=1e-5)
