@@ -152,7 +152,7 @@ def _score(
         def some(
             chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array | int, size: int
         ) -> tuple[jax.Array, ...]:
-            x, keys, values = carry
+            x, *held = carry
             start = first + chunk * size
 
             def cut(array: jax.Array) -> jax.Array:
@@ -162,11 +162,11 @@ def _score(
                 of_chunk = jax.tree.map(
                     lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
                 )
-                held = put(keys, values, k, v, number, start)
+                held[:] = put(*held, k, v, number, start)  # once, so the arrays are changed in place
                 return _attend(q, *held, batch=batch, layer=number, table=of_chunk, window=within, **options)
 
-            y, (k, v) = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
-            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *put(keys, values, k, v, number, start)
+            y, _ = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
+            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *held
 
         carry = lax.fori_loop(0, whole, functools.partial(some, first=0, size=AT_A_TIME), carry)
         rest = functools.partial(some, first=whole * AT_A_TIME, size=LAST)
@@ -174,13 +174,13 @@ def _score(
 
     shape = config.num_hidden_layers, config.num_key_value_heads, count, config.head_dim
     blank = jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], shape[3], shape[2]), dtype)
-    x, keys, values = lax.fori_loop(0, last, run, (x, *blank))
+    x, *held = lax.fori_loop(0, last, run, (x, *blank))
 
     def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-        q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
+        held[:] = put(*held, k, v, last, 0)
         out = _attend(
-            q,
-            *put(keys, values, k, v, last, 0),
+            jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))),
+            *held,
             batch=batch,
             layer=last,
             table=read_table,
@@ -189,9 +189,9 @@ def _score(
         )
         return out[:, : out.shape[1] - padding]
 
-    x, (k, v) = layer(weights(last), x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
+    x, _ = layer(weights(last), x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
     read = config.head(params, States(x, None, decoder.normed, at_reads=True))
-    return read_out(read, readout), *put(keys, values, k, v, last, 0)
+    return read_out(read, readout), *held
 
 
 def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:

@@ -18,7 +18,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import PrbWarning, RunError
-from prb_jax.models.continued import why_not_kept
+from prb_jax.models.continued import empty_page, why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import engine as engine_module
@@ -30,7 +30,8 @@ from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.serving.serve import make_served
 from prb_jax.serving.tree_scorer import TreeScorer, open_tree_scorer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import PAGE, Page
+from prb_jax.trees.continued import PAGE, KeptPrefix, Page, lay_behind, make_room
+from prb_jax.trees.packing import PackedStream
 from prb_jax.trees.tree import build_tree, common_run
 from tests.scoring.records import text, write_model
 from tests.serving.local_server import serving
@@ -92,6 +93,19 @@ def left(ids: np.ndarray) -> int:
     whole = (len(ids) - 1) // PAGE * PAGE
     others = [other for other in CONVERSATIONS if (len(other) - 1) // PAGE * PAGE > whole]
     return len(ids) - max(whole, *(common_run([ids[:-1], other]) for other in others), 0)
+
+
+@pytest.mark.slow
+def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None:
+    """Each chunk of tokens writes into them in place: copies would take several times as long as the layers."""
+    scorer = opened(prb.load(write_model(tmp_path, "qwen3", num_hidden_layers=5)), held=10**6)
+    shape = cast(Any, scorer.shapes).fixed[-1]
+    room = make_room(empty_page(scorer.model.decoder, np.dtype(np.float32)), shape.kept)
+    laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], room)
+    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch).compile().as_text()
+    of_all_layers = re.findall(rf"= f32\[5,2,(?:16,{shape.tokens}|{shape.tokens},16)\]\S* (\S+?)\(", compiled)
+    assert "dynamic-update-slice" in of_all_layers
+    assert "copy" not in of_all_layers
 
 
 def test_a_cache_that_holds_little_holds_what_was_asked_for_last(model: prb.RewardModel) -> None:
