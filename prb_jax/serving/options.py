@@ -43,8 +43,8 @@ class ServeOptions:
     batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
     prefix_cache: int | None = option(
         None,
-        "megabytes of keys and values of recent beginnings that are held; 0 for none (default: an eighth of the "
-        "machine's memory, where the model can keep any)",
+        "megabytes of keys and values of recent prefixes that are cached; 0 for none (default: an eighth of the "
+        "machine's memory, if the model can keep any)",
         "MB",
         least=0,
     )

@@ -133,7 +133,7 @@ def _prefix_cache(model: RewardModel, asked: int | None) -> tuple[int, str | Non
     if model.streams is not None:
         why = why_not_kept(model.decoder, model.mesh, model.streams)
     if why is not None and asked:
-        raise RunError(f"--prefix-cache: {model.name} keeps no keys and values of beginnings: {why}")
+        raise RunError(f"--prefix-cache: {model.name} keeps no keys and values of prefixes: {why}")
     if why is not None:
         return 0, why
     return int(min(machine_memory() / 8, MOST_HELD)) if asked is None else asked * MEGABYTE, None

@@ -103,7 +103,11 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     room = make_room(empty_page(scorer.model.decoder, np.dtype(np.float32)), shape.kept)
     laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], room)
     compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch).compile().as_text()
-    of_all_layers = re.findall(rf"= f32\[5,2,(?:16,{shape.tokens}|{shape.tokens},16)\]\S* (\S+?)\(", compiled)
+    sizes = (
+        f"{scorer.model.decoder.head_dim},{shape.tokens}",
+        f"{shape.tokens},{scorer.model.decoder.head_dim}",
+    )
+    of_all_layers = re.findall(rf"= f32\[5,2,(?:{sizes[0]}|{sizes[1]})\]\S* (\S+?)\(", compiled)
     assert "dynamic-update-slice" in of_all_layers
     assert "copy" not in of_all_layers
 
@@ -293,7 +297,7 @@ def test_a_model_that_keeps_nothing_says_why(model: prb.RewardModel, tmp_path: P
     assert "reads other tokens" in str(why_not_kept(gated, model.mesh, model.streams))
     refused = replace(model, streams=replace(model.streams, table="keys"))
     with pytest.raises(
-        RunError, match="keeps no keys and values of beginnings: they are kept on a single CPU"
+        RunError, match="keeps no keys and values of prefixes: they are kept on a single CPU"
     ):
         make_served(refused, ServeOptions(prefix_cache=1))
     with pytest.raises(RunError, match="is no reward model whose keys and values"):
