@@ -103,7 +103,7 @@ class PrefixCache:
             before = known[chain[-1]][0] if chain else 0
             for place in range(len(chain), len(pages)):
                 page = pages[place]
-                if not (np.isfinite(page.keys).all() and np.isfinite(page.values).all()):
+                if not page.is_finite:
                     break
                 key = before, _ids_of(ids, place)
                 before = next(self._numbers)

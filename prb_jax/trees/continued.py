@@ -38,6 +38,12 @@ class Page:
         """Size of the arrays in bytes."""
         return self.keys.nbytes + self.values.nbytes
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all keys and values are finite; found in one pass, because a sum with one that is not is not."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(np.isfinite(self.keys.sum(dtype=np.float32) + self.values.sum(dtype=np.float32)))
+
 
 @dataclass(frozen=True, eq=False)
 class KeptPrefix:
@@ -159,11 +165,11 @@ def lay_behind(
             places = paths[member][number * PAGE : min((number + 1) * PAGE, cached[member].tokens)]
             new = np.flatnonzero(columns[places] < 0)[: shape.kept - count]  # the rest is computed
             columns[places[new]] = np.arange(count, count + len(new))
-            while len(new):  # copy one block at a time
+            while len(new):  # copy one block at a time; what is new of a page is one run
                 block, place = divmod(count, BLOCK)
                 some, new = new[: BLOCK - place], new[BLOCK - place :]
-                keys[block, :, :, place : place + len(some)] = page.keys[:, :, some]
-                values[block, :, :, :, place : place + len(some)] = page.values[..., some]
+                run, to = slice(some[0], some[-1] + 1), slice(place, place + len(some))
+                keys[block, :, :, to], values[block, ..., to] = page.keys[:, :, run], page.values[..., run]
                 count += len(some)
     kept, fresh = np.flatnonzero(columns >= 0), np.flatnonzero(columns[:used] < 0)
     if len(fresh) > shape.tokens:

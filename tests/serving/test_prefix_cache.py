@@ -296,9 +296,7 @@ def test_a_model_that_keeps_nothing_says_why(model: prb.RewardModel, tmp_path: P
     gated = replace(config, head=cast(Any, SimpleNamespace(needs=(1, 2))))
     assert "reads other tokens" in str(why_not_kept(gated, model.mesh, model.streams))
     refused = replace(model, streams=replace(model.streams, table="keys"))
-    with pytest.raises(
-        RunError, match="keeps no keys and values of prefixes: they are kept on a single CPU"
-    ):
+    with pytest.raises(RunError, match="keeps no keys and values of prefixes: they are kept on a single CPU"):
         make_served(refused, ServeOptions(prefix_cache=1))
     with pytest.raises(RunError, match="is no reward model whose keys and values"):
         make_served(open_scorer("baseline:length", LoadOptions()), ServeOptions(prefix_cache=1))
