@@ -86,7 +86,6 @@ _VERBS = {
         options=f"pairs clients seconds order {_LENGTHS} questions_per_user",
         changes={"pairs": {"meaning": "Comparisons, each requested once (default: one per client)"}},
         timed=False,
-        weights=True,
     ),
     "load": _Verb(
         about="time loading a folder's weights, compared with plain reading of its files",
@@ -134,8 +133,8 @@ def add(sub: Parser) -> None:
         parser = verb(name, how.about)
         parser.option(
             "MODEL",
-            "Hugging Face folder; for score and train also a config.json or a shape such as qwen3-8b, with random "
-            "weights",
+            "Hugging Face folder; for score, train and serve also a shape such as qwen3-8b, with random weights, and "
+            "for score and train a config.json",
         )
         choices, about = how.against
         changes: dict[str, Any] = dict(how.changes) | {"against": {"choices": choices, "meaning": about}}

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.reads import READS_OF_A_BLOCK
-from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor
+from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor, with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
@@ -36,7 +36,15 @@ from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
 from prb_jax.trees.stream_tables import BLOCK
 
 AT_A_TIME = 2 * BLOCK
-"""Tokens per chunk: fewer would read the weights more often, more would compute more padding."""
+"""Tokens of a chunk: fewer would read the weights more often."""
+
+LAST = 64
+"""Tokens of each of the last chunks: more would compute more padding."""
+
+_EVERYWHERE = 2**30  # window of a layer without one
+
+QUERIES = 64
+"""Tokens of a block of queries: more would see more keys of other conversations."""
 
 Continued = tuple[jax.Array, jax.Array, jax.Array]
 """Rewards float32 [1, M], and keys [L, G, N, H] and values [L, G, H, N] of the computed tokens."""
@@ -51,13 +59,8 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
         return f"they are kept on a single CPU device; this mesh has {mesh.size} of {platform}"
     if not is_pointwise(config):
         return "the head reads other tokens than the one of the score"
-    parts = {
-        "recurrent layers": config.recurrence,
-        "experts": config.experts,
-        "attention sinks": config.sinks,
-    }
-    if others := [name for name, has in parts.items() if has]:
-        return f"the program of kept tokens does not have {' and '.join(others)}"
+    if config.recurrence is not None:
+        return "recurrent layers have a state in place of keys and values of each token"
     return None
 
 
@@ -100,14 +103,21 @@ def _score(
     slides, rotates = config.layer_windows, config.layer_rotates
     window = config.sliding_window
     mixed = any(slides) and not all(slides)
-    ranks = jnp.arange(count).reshape(-1, BLOCK)
+    ranks = jnp.arange(count).reshape(-1, QUERIES)
     tables = {slide: _table(batch, ranks, window if slide else None) for slide in set(slides)}
     padding = -batch.reads.shape[1] % READS_OF_A_BLOCK
     reads = jnp.pad(batch.reads[0], (0, padding)).reshape(-1, READS_OF_A_BLOCK)
-    read_table = _table(batch, reads, window if slides[-1] else None)
+    last = config.num_hidden_layers - 1
+    read_table = _table(batch, reads, window if slides[last] else None)
+    parts = -(-batch.used[0] // LAST)
+    whole = parts * LAST // AT_A_TIME
+
+    def weights(number: Any) -> Any:
+        """Return the state of a layer, a copy: its chunks share it."""
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, number, keepdims=False), layers)
 
     def layer(
-        number: Any, x: jax.Array, attend: Any, angles: tuple[Angles, Angles], places: Any = None
+        state: Any, x: jax.Array, attend: Any, angles: tuple[Angles, Angles], places: Any = None
     ) -> Any:
         context = LayerContext(
             query_angles=angles[0],
@@ -116,78 +126,72 @@ def _score(
             constrain=constrainer(None),
             places=places,
         )
-        state = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, number, keepdims=False), layers)
         return nnx.merge(graph, state)(x, context)
 
-    def attention(number: Any, table: _Table, sliding: bool) -> Callable[..., jax.Array]:
-        return functools.partial(
-            _attend, batch=batch, layer=number, table=table, window=window if sliding else None
+    def put(keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, number: Any, start: Any) -> Any:
+        """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
+        return (
+            lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
+            lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
         )
 
-    def run(number: Any, sliding: bool, rotated: Any, x: jax.Array) -> Any:
+    def run(number: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Run the layer chunk by chunk: later chunks need the keys and values of earlier ones."""
-        of_layer = angles(sliding, rotated)
+        slide, rotated = jnp.asarray(slides)[number], jnp.asarray(rotates)[number]
 
-        def some(chunk: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            x, keys, values = carry
-            start = chunk * AT_A_TIME
+        def chosen(of_kind: Callable[[bool], Any]) -> Any:
+            """Return the value for the kind of this layer."""
+            if not mixed:
+                return of_kind(slides[0])
+            return jax.tree.map(lambda a, b: jnp.where(slide, a, b), of_kind(True), of_kind(False))
+
+        table, state = chosen(tables.__getitem__), weights(number)
+        of_layer = chosen(lambda slides: angles(slides, rotated))
+        within = chosen(lambda slides: window if slides else _EVERYWHERE) if any(slides) else None
+
+        def some(
+            chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array | int, size: int
+        ) -> tuple[jax.Array, ...]:
+            x, *held = carry
+            start = first + chunk * size
 
             def cut(array: jax.Array) -> jax.Array:
-                return lax.dynamic_slice_in_dim(array, start, AT_A_TIME, 1)
+                return lax.dynamic_slice_in_dim(array, start, size, 1)
 
-            def attend(q: jax.Array, k: jax.Array, v: jax.Array, *, softcap: float | None) -> jax.Array:
-                blocks = AT_A_TIME // BLOCK
-                table = _Table(
-                    *(lax.dynamic_slice_in_dim(x, chunk * blocks, blocks) for x in tables[sliding])
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+                of_chunk = jax.tree.map(
+                    lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
                 )
-                held = put(keys, values, k, v)
-                return attention(number, table, sliding)(q, *held, softcap=softcap)
+                held[:] = put(*held, k, v, number, start)  # once, so the arrays are changed in place
+                return _attend(q, *held, batch=batch, layer=number, table=of_chunk, window=within, **options)
 
-            def put(
-                keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array
-            ) -> tuple[jax.Array, jax.Array]:
-                return (
-                    lax.dynamic_update_slice_in_dim(keys, k[0].transpose(1, 0, 2), start, 1),
-                    lax.dynamic_update_slice_in_dim(values, v[0].transpose(1, 2, 0), start, 2),
-                )
+            y, _ = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
+            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *held
 
-            y, (k, v) = layer(number, cut(x), attend, jax.tree.map(cut, of_layer))
-            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *put(keys, values, k, v)
+        carry = lax.fori_loop(0, whole, functools.partial(some, first=0, size=AT_A_TIME), carry)
+        rest = functools.partial(some, first=whole * AT_A_TIME, size=LAST)
+        return lax.fori_loop(0, parts - whole * (AT_A_TIME // LAST), rest, carry)
 
-        shape = config.num_key_value_heads, count, config.head_dim
-        blank = jnp.zeros(shape, dtype), jnp.zeros((shape[0], shape[2], shape[1]), dtype)
-        chunks = -(-batch.used[0] // AT_A_TIME)
-        x, *kept = lax.fori_loop(0, chunks, some, (x, *blank))
-        return x, tuple(kept)
+    shape = config.num_hidden_layers, config.num_key_value_heads, count, config.head_dim
+    blank = jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], shape[3], shape[2]), dtype)
+    x, *held = lax.fori_loop(0, last, run, (x, *blank))
 
-    def body(x: jax.Array, inputs: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
-        number, is_sliding, is_rotated = inputs
-        if mixed:
-            return lax.cond(
-                is_sliding,
-                lambda y: run(number, True, is_rotated, y),
-                lambda y: run(number, False, is_rotated, y),
-                x,
-            )
-        return run(number, any(slides), is_rotated, x)
-
-    last = config.num_hidden_layers - 1
-    inputs = jnp.arange(last), jnp.asarray(slides[:last], bool), jnp.asarray(rotates[:last], bool)
-    x, (keys, values) = lax.scan(body, x, inputs)
-
-    def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, *, softcap: float | None) -> jax.Array:
-        held = k[0].transpose(1, 0, 2), v[0].transpose(1, 2, 0)
-        q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
-        out = attention(last, read_table, slides[last])(q, *held, softcap=softcap)
+    def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+        held[:] = put(*held, k, v, last, 0)
+        out = _attend(
+            jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))),
+            *held,
+            batch=batch,
+            layer=last,
+            table=read_table,
+            window=window if slides[last] else None,
+            **options,
+        )
         return out[:, : out.shape[1] - padding]
 
-    x, (k, v) = layer(last, x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
+    x, _ = layer(weights(last), x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
     read = config.head(params, States(x, None, decoder.normed, at_reads=True))
-    return (
-        read_out(read, readout),
-        jnp.concatenate([keys, k.transpose(0, 2, 1, 3)]),
-        jnp.concatenate([values, v.transpose(0, 2, 3, 1)]),
-    )
+    return read_out(read, readout), *held
 
 
 def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:
@@ -217,34 +221,36 @@ def _attend(
     batch: Any,
     layer: jax.Array | int,
     table: _Table,
-    window: int | None,
+    window: jax.Array | int | None,
     softcap: float | None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Return attention of queries to cached and stream tokens, [1, blocks * c, heads, H] in q's dtype.
 
     Args:
       q: Scaled queries of the table [1, blocks * c, heads, H].
-      keys: Keys of the stream computed so far [G, N, H].
-      values: Values of the stream [G, H, N].
+      keys: Keys of the stream computed so far [L, G, N, H].
+      values: Values of the stream [L, G, H, N].
       batch: Batch with the cached keys and values.
       layer: Index of the layer.
       table: Blocks of keys for each block of queries.
       window: Sliding window of the layer.
       softcap: Scores s become ``softcap * tanh(s / softcap)``.
+      sinks: Attention sinks; see :func:`prb_jax.models.attention.walk.with_sinks`.
     """
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
-    together = divisor(heads // keys.shape[0], HEADS)  # query heads that share a kv head
+    together = divisor(heads // keys.shape[1], HEADS)  # query heads that share a kv head
     runs = heads // together
     queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
     queries = queries.reshape(runs, blocks, size, width * together)
     kept = len(batch.keys)  # blocks
 
-    def of_run(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def of_run(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         run, queries = inputs
-        head = run // (runs // keys.shape[0])
+        head = run // (runs // keys.shape[1])
 
-        def of_block(inputs: tuple[jax.Array, _Table]) -> jax.Array:
+        def of_block(inputs: tuple[jax.Array, _Table]) -> tuple[jax.Array, jax.Array]:
             query, own = inputs
             rank, at = (jnp.repeat(x, together) for x in (own.ranks, own.positions))
 
@@ -259,8 +265,9 @@ def _attend(
 
                 def new() -> tuple[jax.Array, jax.Array]:
                     start = (number - kept) * BLOCK
-                    k = lax.dynamic_slice(keys, (head, start, 0), (1, BLOCK, size))
-                    return k[0], lax.dynamic_slice(values, (head, 0, start), (1, size, BLOCK))[0]
+                    k = lax.dynamic_slice(keys, (layer, head, start, 0), (1, 1, BLOCK, size))
+                    v = lax.dynamic_slice(values, (layer, head, 0, start), (1, 1, size, BLOCK))
+                    return k[0, 0], v[0, 0]
 
                 return lax.cond(number < kept, old, new)
 
@@ -290,13 +297,15 @@ def _attend(
             carry = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((size, rows))
             whole, partly = own.counts[0], own.counts[1]
             carry = lax.fori_loop(0, whole, functools.partial(step, masked=False), carry)
-            _, total, result = lax.fori_loop(
+            top, total, result = lax.fori_loop(
                 whole, whole + partly, functools.partial(step, masked=True), carry
             )
-            return (result / jnp.maximum(total, LEAST_TOTAL)).astype(q.dtype)
+            total = jnp.maximum(total, LEAST_TOTAL)
+            return (result / total).astype(q.dtype), top + jnp.log(total)
 
         return lax.map(of_block, (queries, table))
 
-    out = lax.map(of_run, (jnp.arange(runs), queries))
+    out, log = lax.map(of_run, (jnp.arange(runs), queries))
     out = out.reshape(runs, blocks, size, width, together).transpose(1, 3, 0, 4, 2)
-    return out.reshape(q.shape)
+    log = log.reshape(runs, blocks, width, together).transpose(1, 2, 0, 3)
+    return with_sinks(out.reshape(q.shape), log.reshape(q.shape[:-1]), sinks)

@@ -29,6 +29,7 @@ from prb_jax.serving.http_server import (
 from prb_jax.serving.items import NotFiniteError
 from prb_jax.serving.jobs import BusyError
 from prb_jax.serving.options import ServeOptions
+from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.serving.request_reader import RequestReader
 from prb_jax.serving.routes import ROUTES
 from prb_jax.serving.scorer_engine import ScorerEngine
@@ -66,6 +67,7 @@ class ServerMetrics:
         self.batches = self._counter("batches", "Batches given to the device.")
         self.tokens = self._counter("tokens", "Tokens computed, without padding.")
         self.waiting = Gauge("prb_waiting", "Responses that wait for their scores.", registry=self.registry)
+        self.cached = Gauge("prb_prefix_cache_bytes", "Bytes in the prefix cache.", registry=self.registry)
 
     def _counter(self, name: str, about: str) -> Counter:
         return Counter(f"prb_{name}", about, registry=self.registry)
@@ -87,10 +89,15 @@ class ServerMetrics:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model of an application; ``identity`` is everything that decides its scores, ``view`` how it sees texts.
+    """The model of an application.
 
     The options hold the limits for clients and the token that they must send. Without a token, clients must address
     the server by a name of this machine.
+
+    Attributes:
+      facts: Entries of `/v1/models`: ``identity`` is everything that decides the scores, ``view`` how the model sees
+        texts, ``prefix_cache`` the bytes for prefixes of a reward model, and why there are none.
+      cache: Cache of prefixes, if the model keeps any.
     """
 
     name: str
@@ -98,8 +105,8 @@ class ServedModel:
     reader: RequestReader
     metrics: ServerMetrics
     options: ServeOptions
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    view: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    cache: PrefixCache | None = None
 
     def close(self, seconds: float | None = None) -> bool:
         """Score all waiting items and end all threads; return whether the threads ended within this time."""
@@ -124,11 +131,12 @@ def make_app(served: ServedModel) -> Starlette:
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
     async def models(request: Request) -> Response:
-        facts = {"identity": dict(served.identity), "view": dict(served.view)}
-        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
+        entry = {"id": served.name, "object": "model", **served.facts}
+        return JSONResponse({"object": "list", "data": [entry]})
 
     async def metrics(request: Request) -> Response:
         served.metrics.waiting.set(served.engine.waiting)
+        served.metrics.cached.set(0 if served.cache is None else served.cache.bytes)
         return Response(served.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def score(request: Request) -> Response:

@@ -215,6 +215,11 @@ class Engine:
         for number, error in sorted(errors.items()):
             job, place = owners[number]
             job.add(place, error)
+        recalled = [self._scorer.recall(made) for made in trees]
+        for number, score in (known for scores, _ in recalled for known in scores.items()):
+            job, place = owners[number]
+            job.add(place, score)
+        trees = [rest for _, rest in recalled if rest is not None]
         firsts = [made.tree.sequence(0) for made in trees]
         shared = [0, *(common_run(pair) for pair in itertools.pairwise(firsts))]
         return [
@@ -258,9 +263,9 @@ class Engine:
         return chosen
 
     def _is_computed(self, tree: Tree, computing: Sequence[Tree]) -> bool:
-        """Return whether a running batch computes pages of this tree's prefix that the cache will keep."""
+        """Return whether a running batch computes whole pages of this tree's prefix, which the cache will keep."""
         run = max((common_run([tree.prefix, other.prefix]) for other in computing), default=0)
-        return run >= PAGE and run // PAGE > len(self._scorer.kept(tree))
+        return run // PAGE * PAGE > self._scorer.kept(tree).tokens
 
     def _start(self, planned: PlannedBatch, trees: list[WaitingTree]) -> None:
         """Start a batch on the device."""
@@ -289,6 +294,8 @@ class Engine:
             try:
                 rows = planned.take([np.asarray(computed(), np.float32) for computed in scores])
                 for ready, row in zip(trees, rows, strict=True):
+                    if self._scorer.cache is not None:
+                        self._scorer.known.put(ready.made.tree, row)
                     for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)
             except Exception as error:  # of the device: other batches may still succeed

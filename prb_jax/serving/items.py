@@ -78,11 +78,15 @@ class ItemTree:
 
     def apart(self) -> list[ItemTree]:
         """Return one tree per response."""
-        parts = zip(self.members, self.tree.responses, self.tree.read, strict=True)
-        return [
-            ItemTree((member,), replace(self.tree, responses=(response,), read=(read,)))
-            for member, response, read in parts
-        ]
+        return [self.part([place]) for place in range(len(self.members))]
+
+    def part(self, places: Sequence[int]) -> ItemTree:
+        """Return the tree of some of the responses, at these places."""
+        responses, read = (
+            tuple(whole[place] for place in places) for whole in (self.tree.responses, self.tree.read)
+        )
+        tree = replace(self.tree, responses=responses, read=read)
+        return ItemTree(tuple(self.members[place] for place in places), tree)
 
     def scores(self, values: np.ndarray) -> Scores:
         """Return the score of each member, from the scores of the tree."""

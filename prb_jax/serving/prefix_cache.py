@@ -1,4 +1,4 @@
-"""Cache of keys and values for prefixes of recent conversations, found by their token ids."""
+"""Caches of recent conversations, found by their token ids: keys and values of prefixes, and scores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,48 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 
-from prb_jax.trees.continued import PAGE, Page
+from prb_jax.trees.continued import PAGE, KeptPrefix, Page
+from prb_jax.trees.tree import Tree, common_run
+
+_FOLLOWERS = 32
+"""How many of the latest pages after a page are compared with the rest of a prefix."""
 
 _Key = tuple[int, bytes]  # number of the preceding page (0 if none), and token ids
+
+
+MOST_SCORES = 100_000
+"""Scores that are cached at most; each takes about 200 bytes."""
+
+
+class ScoreCache:
+    """Scores of whole conversations, so an equal one is not computed again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._scores: OrderedDict[bytes, float] = OrderedDict()  # most recently used scores last
+        self._lock = threading.Lock()
+
+    def find(self, tree: Tree) -> list[float | None]:
+        """Return the score of each response of a tree, None if it is not cached."""
+        keys = _conversations_of(tree)
+        with self._lock:
+            for key in keys:
+                if key in self._scores:
+                    self._scores.move_to_end(key)
+            return [self._scores.get(key) for key in keys]
+
+    def put(self, tree: Tree, scores: np.ndarray) -> None:
+        """Add the scores of a tree's responses, float [K]. A score that is not finite is skipped."""
+        with self._lock:
+            for key, score in zip(_conversations_of(tree), scores.tolist(), strict=True):
+                if np.isfinite(score):
+                    self._scores[key] = score
+                    self._scores.move_to_end(key)
+            while len(self._scores) > MOST_SCORES:
+                self._scores.popitem(last=False)
 
 
 class PrefixCache:
@@ -29,17 +65,32 @@ class PrefixCache:
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
         self._pages: OrderedDict[_Key, tuple[int, Page]] = OrderedDict()  # most recently used pages last
+        self._followers: dict[
+            int, list[_Key]
+        ] = {}  # of each page by number, the latest last; 0 for first pages
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._pages)
 
-    def find(self, ids: np.ndarray, *, most: int) -> list[Page]:
-        """Return the cached pages of the prefix of these ids, int32 [n], up to `most` tokens."""
+    def find(self, ids: np.ndarray, *, most: int) -> KeptPrefix:
+        """Return the cached part of the prefix of these ids, int32 [n], up to `most` tokens.
+
+        The last page may be one that only begins like the prefix.
+        """
         with self._lock:
-            found = self._walk(ids, min(len(ids), most) // PAGE)
-            return [page for _, page in found.values()]
+            most = min(len(ids), most)
+            found = self._walk(ids, most // PAGE)
+            pages, count = [page for _, page in found.values()], len(found) * PAGE
+            last = next(reversed(found.values()))[0] if found else 0
+            rest = ids[count : min(most, count + PAGE)]
+            latest = self._followers.get(last, [])[-_FOLLOWERS:]
+            runs = {common_run([rest, np.frombuffer(key[1], np.int32)]): key for key in latest}
+            if (run := max(runs, default=0)) > 0:
+                pages.append(self._pages[runs[run]][1])
+                self._touch([*found, runs[run]])
+            return KeptPrefix(pages, count + run)
 
     def put(self, ids: np.ndarray, pages: Sequence[Page]) -> None:
         """Add the pages of the prefix of these ids, starting with the first page.
@@ -52,17 +103,20 @@ class PrefixCache:
             before = known[chain[-1]][0] if chain else 0
             for place in range(len(chain), len(pages)):
                 page = pages[place]
-                if not (np.isfinite(page.keys).all() and np.isfinite(page.values).all()):
+                if not page.is_finite:
                     break
                 key = before, _ids_of(ids, place)
                 before = next(self._numbers)
                 self._pages[key] = before, page
+                self._followers.setdefault(key[0], []).append(key)
                 self.bytes += page.bytes
                 chain.append(key)
             self._touch(chain)
             while self.bytes > self.most:
-                _, (_, page) = self._pages.popitem(last=False)
+                key, (number, page) = self._pages.popitem(last=False)
                 self.bytes -= page.bytes
+                self._followers.pop(number, None)
+                self._followers[key[0]].remove(key)
 
     def _walk(self, ids: np.ndarray, most: int) -> dict[_Key, tuple[int, Page]]:
         """Return the cached pages of this prefix, in order, and mark them as the most recently used."""
@@ -81,6 +135,17 @@ class PrefixCache:
         """Mark pages as used, later pages first: a page is then never evicted before the pages that follow it."""
         for key in reversed(chain):
             self._pages.move_to_end(key)
+
+
+def _conversations_of(tree: Tree) -> list[bytes]:
+    """Return a digest of each conversation of a tree and of the place of its score."""
+    begun, digests = blake2b(tree.prefix.tobytes(), digest_size=16), []
+    for response, read in zip(tree.responses, tree.read, strict=True):
+        whole = begun.copy()
+        whole.update(response.tobytes())
+        whole.update((len(tree.prefix) + read).to_bytes(8))
+        digests.append(whole.digest())
+    return digests
 
 
 def _ids_of(ids: np.ndarray, place: int) -> bytes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prb_jax.behaviour.judges.scorer import JudgeScorer
-from prb_jax.errors import RunError, need_extra, printable
+from prb_jax.errors import PrbWarning, RunError, need_extra, printable
 from prb_jax.models.continued import why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.batching import machine_memory
@@ -29,6 +30,8 @@ from prb_jax.serving.tree_scorer import open_tree_scorer
 if TYPE_CHECKING:
     from prb_jax.serving.app import ServedModel
 
+
+MEGABYTE = 1_000_000
 
 MOST_HELD = 64e9
 """Bytes of keys and values that are held at most where nobody says how many."""
@@ -91,11 +94,19 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
 
     metrics, identity, most = ServerMetrics(), scorer.identity(), options.limits.waiting
     if isinstance(scorer, RewardModel):
-        held = _prefix_cache(scorer, options.prefix_cache)
+        held, why = _prefix_cache(scorer, options.prefix_cache)
+        if why is not None:
+            warnings.warn(
+                f"{scorer.name} keeps no keys and values of prefixes: {why}; a prefix is computed again unless its "
+                "requests wait together",
+                PrbWarning,
+                stacklevel=2,
+            )
         trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens, prefix_cache=held)
         trees.compile()
         engine = Engine(trees, most=most, count=metrics.count_batch)
-        view, name, shown = trees.maker.view, scorer.name, True
+        view, name, shown, cache = trees.maker.view, scorer.name, True, trees.cache
+        prefixes = {"prefix_cache": {"bytes": held, "reason": why}}
     else:
         if options.prefix_cache:
             raise RunError(
@@ -104,28 +115,32 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=most, at_once=JUDGED_AT_ONCE if waits else 1)
-        name, shown = str(identity["name"]), bool(scorer.uses)
+        name, shown, cache, prefixes = str(identity["name"]), bool(scorer.uses), None, dict[str, Any]()
     sizes = Sizes(
         items=options.limits.items,
         posts=view.profile_posts if shown else None,
         tokens=None if scorer.reader is None else scorer.reader.limit(view),
         cuts_responses=view.protocol.cuts_responses,
     )
-    facts = {"identity": identity, "view": asdict(view)}
-    return ServedModel(name, engine, RequestReader(sizes), metrics, options, **facts)
+    facts = {"identity": identity, "view": asdict(view), **prefixes}
+    return ServedModel(name, engine, RequestReader(sizes), metrics, options, facts, cache)
 
 
-def _prefix_cache(model: RewardModel, asked: int | None) -> int:
-    """Return the size of the prefix cache in bytes; `asked` is in megabytes, and None picks a default.
+def _prefix_cache(model: RewardModel, asked: int | None) -> tuple[int, str | None]:
+    """Return the size of the prefix cache in bytes, and why the model keeps no prefixes although nobody refused them.
+
+    `asked` is in megabytes; None picks a default, and 0 refuses the cache.
 
     Raises:
       RunError: If `asked` is above 0 and the model cannot keep keys and values; the message gives the reason.
     """
+    if asked == 0:
+        return 0, None
     why = "an encoder's states depend on what follows"
     if model.streams is not None:
         why = why_not_kept(model.decoder, model.mesh, model.streams)
     if why is not None and asked:
-        raise RunError(f"--prefix-cache: {model.name} keeps no keys and values of beginnings: {why}")
+        raise RunError(f"--prefix-cache: {model.name} keeps no keys and values of prefixes: {why}")
     if why is not None:
-        return 0
-    return int(min(machine_memory() / 8, MOST_HELD)) if asked is None else asked * 1_000_000
+        return 0, why
+    return int(min(machine_memory() / 8, MOST_HELD)) if asked is None else asked * MEGABYTE, None

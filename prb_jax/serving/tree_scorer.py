@@ -18,12 +18,12 @@ from prb_jax.models.continued import AT_A_TIME, ContinuedFn, empty_page, make_co
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.serving.items import Item, Score, Scores, TreeMaker
-from prb_jax.serving.prefix_cache import PrefixCache
+from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
+from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import PAGE, LaidBehind, Page, Room, lay_behind, make_room
+from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams, with_equal_splits
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -59,7 +59,8 @@ MOST_RESPONSES = 64
 class TreeScorer:
     """Scores items as trees, in fixed shapes of streams or sequences that do not depend on the items.
 
-    With a cache, prefixes that were computed before are not computed again.
+    With a cache, prefixes that were computed before are not computed again, and a server answers a conversation that
+    was scored before from `known`.
     """
 
     model: RewardModel
@@ -67,6 +68,7 @@ class TreeScorer:
     shapes: BatchOptions
     tokens: int
     cache: PrefixCache | None = None
+    known: ScoreCache = field(default_factory=ScoreCache, repr=False)
     rooms: list[Room] = field(default_factory=list, repr=False)
     """Arrays into which what is kept is copied for a batch, of batches that are done."""
 
@@ -85,22 +87,34 @@ class TreeScorer:
         model = self.model
         return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
 
-    def kept(self, tree: Tree) -> list[Page]:
-        """Return the cached pages of a tree's prefix, as many as a stream has room for."""
+    def kept(self, tree: Tree) -> KeptPrefix:
+        """Return the cached tokens of a tree's prefix, as many as a stream has room for."""
         assert isinstance(self.shapes, StreamOptions)
-        return [] if self.cache is None else self.cache.find(tree.prefix, most=self.shapes.fixed[-1].kept)
+        if self.cache is None:
+            return KeptPrefix()
+        return self.cache.find(tree.prefix, most=self.shapes.fixed[-1].kept)
+
+    def recall(self, made: ItemTree) -> tuple[dict[int, Score | PrbError], ItemTree | None]:
+        """Return the scores of the members that were scored before, and the tree of the others, if any."""
+        values = [None] * len(made.members) if self.cache is None else self.known.find(made.tree)
+        places = [place for place, value in enumerate(values) if value is not None]
+        if not places:
+            return {}, made
+        known, rest = made.part(places), [place for place, value in enumerate(values) if value is None]
+        scores = known.scores(np.asarray([values[place] for place in places], np.float64))
+        return dict(zip(known.members, scores, strict=True)), made.part(rest) if rest else None
 
     def _behind(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
-        """Pack trees into streams after their cached pages."""
+        """Pack trees into streams after their cached tokens."""
         assert isinstance(self.shapes, StreamOptions)
-        options = self.shapes
-        pages = [self.kept(tree) for tree in trees]
-        kept = [len(some) * PAGE for some in pages]
-        for (stream,) in pack_streams(trees, options.fixed[-1], options, kept):
+        options, trees = self.shapes, with_equal_splits(trees)
+        cached = [self.kept(tree) for tree in trees]
+        counts = [kept.tokens for kept in cached]
+        for (stream,) in pack_streams(trees, options.fixed[-1], options, counts):
             yield PlannedBatch(
                 members=tuple(indices[member] for member in stream.members),
                 computed=stream.tokens,
-                make=lambda stream=stream: [lay_behind(trees, stream, pages, self._room())],
+                make=lambda stream=stream: [lay_behind(trees, stream, cached, self._room())],
                 take=partial(rows_of_trees, trees, (stream,)),
             )
 
@@ -142,7 +156,7 @@ class TreeScorer:
             packed = [PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed]
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
             if self.cache is not None:
-                batches = (lay_behind([tree], stream, [()], self._room()) for stream in packed)
+                batches = (lay_behind([tree], stream, [KeptPrefix()], self._room()) for stream in packed)
         for batch in batches:
             self.start(batch)()
 

@@ -8,7 +8,7 @@ vector.
 from __future__ import annotations
 
 import bisect
-import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -49,7 +49,8 @@ from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import TooLongError
-from prb_jax.trees.tree import ScoredBatch
+from prb_jax.trees.packing import LEAST_SHARED, divided_at
+from prb_jax.trees.tree import ScoredBatch, Tree, common_run
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """Prompt that precedes a post in models that read conversations: the post takes the place of a response."""
@@ -115,7 +116,7 @@ class StateFeatures:
         truncated = 0
         for batch in stream_scores(
             comparisons,
-            encode=functools.partial(self.model.reader.encode, view=self.view),
+            encode=self._encode,
             dispatch=lambda batch: self.model.run(batch, self.states),
             options=self.model.batch_options(),
         ):
@@ -125,6 +126,19 @@ class StateFeatures:
             advance(len(batch.indices), sum(batch.tokens))
         rewards = rows[:, self.width] if self.gives_rewards else None
         return Embedded(rows[:, : self.width], truncated, rewards)
+
+    def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        """Return the trees; those of one short prompt are divided at its end, so a stream computes it once."""
+        trees = self.model.reader.encode(comparisons, view=self.view)
+        if self.model.streams is None:
+            return trees
+        places = range(len(trees))
+        for _, group in itertools.groupby(places, lambda place: comparisons[place].prompt):
+            of_prompt = list(group)
+            length = common_run([trees[place].prefix for place in of_prompt])
+            for place in of_prompt if length < LEAST_SHARED else ():  # a longer prompt is shared in any case
+                trees[place] = divided_at(trees[place], length)
+        return trees
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         as_answers = [

@@ -1,7 +1,7 @@
 """Streams that continue prefixes with cached keys and values.
 
-The layout covers the whole trees, as in any stream (:mod:`prb_jax.trees.streams`). Tokens with cached keys and values,
-in pages, are only attended to; all other tokens are computed.
+The layout covers the whole trees, as in any stream (:mod:`prb_jax.trees.streams`). Tokens with cached keys and values
+are only attended to; all other tokens are computed. Keys and values are cached in pages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.packing import PackedStream
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import lay_stream
 from prb_jax.trees.tree import Tree
 
@@ -37,6 +37,22 @@ class Page:
     def bytes(self) -> int:
         """Size of the arrays in bytes."""
         return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all keys and values are finite; found in one pass, because a sum with one that is not is not."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(np.isfinite(self.keys.sum(dtype=np.float32) + self.values.sum(dtype=np.float32)))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPrefix:
+    """Cached first tokens of a prefix: whole pages, and perhaps the first tokens of one more page."""
+
+    pages: Sequence[Page] = ()
+    tokens: int = 0
+
+    __repr__ = short_repr
 
 
 @jax.tree_util.register_dataclass
@@ -65,8 +81,8 @@ class LaidBehind:
     """A batch with the places of its prefixes. Build with :func:`lay_behind`."""
 
     batch: ContinuedBatch
-    beginnings: Sequence[tuple[np.ndarray, np.ndarray, Sequence[Page]]]
-    """For each prefix: its ids, the key index of each of its tokens, and its cached pages."""
+    beginnings: Sequence[tuple[np.ndarray, np.ndarray, KeptPrefix]]
+    """For each prefix: its ids, the key index of each of its tokens, and its cached tokens."""
 
     __repr__ = short_repr
 
@@ -95,9 +111,9 @@ class LaidBehind:
 
         made: dict[bytes, Page] = {}  # by columns, because several prefixes share a page
         found = []
-        for prefix, columns, pages in self.beginnings:
-            all_pages = list(pages)
-            for start in range(len(pages) * PAGE, len(prefix) - PAGE + 1, PAGE):
+        for prefix, columns, kept in self.beginnings:
+            all_pages = list(kept.pages[: kept.tokens // PAGE])
+            for start in range(len(all_pages) * PAGE, len(prefix) - PAGE + 1, PAGE):
                 of_page = columns[start : start + PAGE]
                 if (page := made.get(of_page.tobytes())) is None:
                     page = made[of_page.tobytes()] = page_of(of_page)
@@ -119,14 +135,14 @@ def make_room(empty: Page, tokens: int) -> Room:
 
 
 def lay_behind(
-    trees: Sequence[Tree], stream: PackedStream, pages: Sequence[Sequence[Page]], room: Room
+    trees: Sequence[Tree], stream: PackedStream, cached: Sequence[KeptPrefix], room: Room
 ) -> LaidBehind:
-    """Lay out the trees of a stream after their cached pages.
+    """Lay out the trees of a stream after their cached tokens.
 
     Args:
       trees: All packed trees.
       stream: Members of the stream.
-      pages: Cached pages of each tree's prefix, the same as for packing.
+      cached: Cached tokens of each tree's prefix, the same as for packing.
       room: Arrays from :func:`make_room` for the shape of the stream; their old contents are ignored.
 
     Raises:
@@ -136,21 +152,24 @@ def lay_behind(
     whole, used, _ = lay_stream(trees, stream)
     columns = np.full(shape.tokens + shape.kept, -1, np.int32)  # key index of each place
     keys, values = room
-    count, read = 0, 0
+    count, read, step = 0, 0, 1
+    if sum(cached[member].tokens + BLOCK for member in stream.members) <= shape.kept:
+        step = BLOCK  # cached tokens of each tree begin a block, so a block has keys of few conversations
     paths: dict[int, np.ndarray] = {}
     for member in stream.members:
         end = whole["ends"][read]
         paths[member] = np.flatnonzero(whole["until"][: end + 1] > end)[: len(trees[member].prefix)]
         read += len(trees[member].responses)
-        for number, page in enumerate(pages[member]):
-            places = paths[member][number * PAGE : (number + 1) * PAGE]
+        count = round_up(count, step)
+        for number, page in enumerate(cached[member].pages):
+            places = paths[member][number * PAGE : min((number + 1) * PAGE, cached[member].tokens)]
             new = np.flatnonzero(columns[places] < 0)[: shape.kept - count]  # the rest is computed
             columns[places[new]] = np.arange(count, count + len(new))
-            while len(new):  # copy one block at a time
+            while len(new):  # copy one block at a time; what is new of a page is one run
                 block, place = divmod(count, BLOCK)
                 some, new = new[: BLOCK - place], new[BLOCK - place :]
-                keys[block, :, :, place : place + len(some)] = page.keys[:, :, some]
-                values[block, :, :, :, place : place + len(some)] = page.values[..., some]
+                run, to = slice(some[0], some[-1] + 1), slice(place, place + len(some))
+                keys[block, :, :, to], values[block, ..., to] = page.keys[:, :, run], page.values[..., run]
                 count += len(some)
     kept, fresh = np.flatnonzero(columns >= 0), np.flatnonzero(columns[:used] < 0)
     if len(fresh) > shape.tokens:
@@ -177,7 +196,7 @@ def lay_behind(
         values=values,
     )
     beginnings = {
-        trees[member].prefix.tobytes(): (trees[member].prefix, columns[path], pages[member])
+        trees[member].prefix.tobytes(): (trees[member].prefix, columns[path], cached[member])
         for member, path in paths.items()
     }
     return LaidBehind(batch, list(beginnings.values()))

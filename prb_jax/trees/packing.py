@@ -254,10 +254,10 @@ def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
                 shortest[one], longest[one] = low, high
                 for member in moved:
                     group[member] = one
-    return [_divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
+    return [divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
 
 
-def _divided_at(tree: Tree, length: int) -> Tree:
+def divided_at(tree: Tree, length: int) -> Tree:
     """Return the tree with its prefix cut to `length` tokens; the rest moves to the responses."""
     moved = tree.prefix[length:]
     if not len(moved):

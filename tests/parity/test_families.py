@@ -94,7 +94,7 @@ def test_conversations_alone_have_the_scores_of_transformers(family, tmp_path):
         np.testing.assert_allclose(row, oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-# One of each kind of layer: norms, caps and windows; half of a head turned; experts in some layers; experts and sinks; states.
+# One of each kind of layer: caps and windows; half of a head turned; experts in some layers; sinks; states.
 @pytest.mark.parametrize(
     "family", families("gemma2", "glm4", "qwen2_moe-step", "gpt_oss", "qwen3_next-dense")
 )

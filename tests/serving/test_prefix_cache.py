@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.errors import RunError
-from prb_jax.models.continued import why_not_kept
+from prb_jax.errors import PrbWarning, RunError
+from prb_jax.models.continued import empty_page, why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import engine as engine_module
+from prb_jax.serving import serve as serve_module
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.items import RenderedItem
 from prb_jax.serving.options import ServeOptions
@@ -25,9 +30,11 @@ from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.serving.serve import make_served
 from prb_jax.serving.tree_scorer import TreeScorer, open_tree_scorer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import PAGE, Page
-from prb_jax.trees.tree import build_tree
-from tests.scoring.records import write_model
+from prb_jax.trees.continued import PAGE, KeptPrefix, Page, lay_behind, make_room
+from prb_jax.trees.packing import PackedStream
+from prb_jax.trees.tree import build_tree, common_run
+from tests.scoring.records import text, write_model
+from tests.serving.local_server import serving
 
 RANDOM = np.random.default_rng(0)
 PROFILES = [RANDOM.integers(4, 90, size) for size in (150, 37, 300, 64)]
@@ -61,6 +68,7 @@ def computed(scorer: TreeScorer, places: Sequence[int]) -> int:
     [
         ("qwen3", {}),
         ("gemma2", {"sliding_window": 70}),  # a softcap too, and layers of both kinds
+        ("gpt_oss", {"sliding_window": 70}),  # attention sinks and experts
     ],
 )
 def test_scores_do_not_depend_on_what_is_kept(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -76,9 +84,32 @@ def test_scores_do_not_depend_on_what_is_kept(family: str, settings: dict[str, A
             places = order[start : start + 4]
             np.testing.assert_allclose(values(scorer, places), plain[places], atol=1e-5, rtol=0)
     assert program._cache_size() - before == len(cast(Any, scorer.shapes).fixed)
-    # Of each conversation only what its whole pages leave is computed, and its last token in any case.
-    left = [(len(ids) - 1) % PAGE + 1 for ids in CONVERSATIONS]
-    assert [computed(scorer, [place]) for place in range(len(ITEMS))] == left
+    assert [computed(scorer, [place]) for place in range(len(ITEMS))] == [*map(left, CONVERSATIONS)]
+
+
+def left(ids: np.ndarray) -> int:
+    """The tokens that are computed of a conversation if all were computed before: those behind its whole pages, without
+    what a page of another conversation has in common with them, and the last one in any case."""
+    whole = (len(ids) - 1) // PAGE * PAGE
+    others = [other for other in CONVERSATIONS if (len(other) - 1) // PAGE * PAGE > whole]
+    return len(ids) - max(whole, *(common_run([ids[:-1], other]) for other in others), 0)
+
+
+@pytest.mark.slow
+def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None:
+    """Each chunk of tokens writes into them in place: copies would take several times as long as the layers."""
+    scorer = opened(prb.load(write_model(tmp_path, "qwen3", num_hidden_layers=5)), held=10**6)
+    shape = cast(Any, scorer.shapes).fixed[-1]
+    room = make_room(empty_page(scorer.model.decoder, np.dtype(np.float32)), shape.kept)
+    laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], room)
+    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch).compile().as_text()
+    sizes = (
+        f"{scorer.model.decoder.head_dim},{shape.tokens}",
+        f"{shape.tokens},{scorer.model.decoder.head_dim}",
+    )
+    of_all_layers = re.findall(rf"= f32\[5,2,(?:{sizes[0]}|{sizes[1]})\]\S* (\S+?)\(", compiled)
+    assert "dynamic-update-slice" in of_all_layers
+    assert "copy" not in of_all_layers
 
 
 def test_a_cache_that_holds_little_holds_what_was_asked_for_last(model: prb.RewardModel) -> None:
@@ -104,18 +135,42 @@ def test_pages_go_from_the_end_of_a_beginning_and_none_is_held_without_those_bef
     other = np.concatenate([first[:PAGE], first[: 2 * PAGE]])
     cache = PrefixCache(5 * page().bytes)
     cache.put(first, [page() for _ in range(4)])
-    cache.put(other, [*cache.find(other, most=PAGE), page(), page()])
+    cache.put(other, [*cache.find(other, most=PAGE).pages, page(), page()])
     assert (len(cache), cache.bytes) == (5, cache.most)
-    assert [len(cache.find(ids, most=10**6)) for ids in (first, other)] == [3, 3]
-    assert len(cache.find(first, most=PAGE + 1)) == 1
-    assert len(cache.find(first[: PAGE - 1], most=10**6)) == 0
+    assert [cache.find(ids, most=10**6).tokens for ids in (first, other)] == [3 * PAGE, 3 * PAGE]
+    assert cache.find(first, most=PAGE + 1).tokens == PAGE + 1
     broken = first[::-1].copy()
     cache.put(broken, [page(), page(np.nan), page()])
-    assert len(cache.find(broken, most=10**6)) == 1
+    assert cache.find(broken, most=10**6).tokens == PAGE
     long = np.arange(1000, 1000 + 9 * PAGE, dtype=np.int32)
     cache.put(long, [page() for _ in range(9)])  # more than it may hold
-    assert len(cache.find(long, most=10**6)) == len(cache) == 5
+    assert cache.find(long, most=10**6).tokens == PAGE * len(cache) == 5 * PAGE
     assert cache.bytes <= cache.most
+
+
+def test_a_page_that_only_begins_like_a_prefix_is_kept_as_far_as_it_is_alike() -> None:
+    pages = [
+        Page(np.full((1, 1, PAGE, 2), k, np.float32), np.full((1, 1, 2, PAGE), k, np.float32))
+        for k in range(3)
+    ]
+    ids = np.arange(2 * PAGE, dtype=np.int32)
+    other = np.concatenate([ids[: PAGE + 20], ids[:PAGE]])
+    cache = PrefixCache(sum(page.bytes for page in pages))
+    cache.put(ids, pages[:2])
+    cache.put(other, [pages[0], pages[2]])
+    for wanted, most, tokens, page in (
+        (np.concatenate([ids[: PAGE + 7], [99, 98]]), 10**6, PAGE + 7, 2),  # both begin alike: the latest one
+        (np.concatenate([other[: PAGE + 25], [99]]), 10**6, PAGE + 25, 2),
+        (np.concatenate([ids[: PAGE + 25], [99]]), 10**6, PAGE + 25, 1),
+        (ids, PAGE + 5, PAGE + 5, 2),
+        (ids[: PAGE // 2], 10**6, PAGE // 2, 0),
+        (ids + 1, 10**6, 0, None),
+    ):
+        found = cache.find(wanted.astype(np.int32), most=most)
+        assert found.tokens == tokens
+        assert [page.keys[0, 0, 0, 0] for page in found.pages[-1:]] == [page] * (page is not None)
+    cache.put(np.arange(500, 500 + 3 * PAGE, dtype=np.int32), pages)  # and all others go
+    assert [cache.find(some, most=10**6).tokens for some in (ids, other)] == [0, 0]
 
 
 def ask(engine: Any, places: Sequence[int], *, together: bool) -> list[float]:
@@ -144,6 +199,95 @@ def test_a_profile_is_computed_once_whether_its_requests_wait_together_or_not(
     assert 261 + rest - 3 * 39 <= sum(counts) <= most
 
 
+QUESTION = "What should I have on a rainy evening in the hills, and with what music?"
+STATEMENTS = [text(RANDOM, 3, 8 + 3 * k) + "." for k in range(5)]
+RANKINGS = [
+    prb.Comparison(
+        id=f"{person}-{first}-{second}", user_id=str(person), question=QUESTION,
+        responses=[STATEMENTS[first], STATEMENTS[second]],
+        profile=[{"text": f"{person} {words}"} for words in posts],
+    )
+    for person, posts in enumerate([text(RANDOM, 30, 60) for _ in range(3)] for _ in range(4))
+    for first, second in itertools.combinations(range(len(STATEMENTS)), 2)
+]  # fmt: skip
+"""People rank the same statements; every ranking is turned into pairs."""
+
+
+def distinct_tokens(model: prb.RewardModel) -> int:
+    """The tokens of all conversations if each beginning of a person is computed once."""
+    tokens = set[tuple[str | None, bytes]]()
+    for one, tree in zip(RANKINGS, model.encode(RANKINGS), strict=True):
+        for ids in (tree.sequence(k) for k in range(2)):
+            tokens |= {(one.user_id, ids[: end + 1].tobytes()) for end in range(len(ids))}
+    return len(tokens)
+
+
+def request(url: str, one: prb.Comparison) -> list[float]:
+    body = {
+        "queries": QUESTION,
+        "documents": list(one.responses),
+        "user_id": one.user_id,
+        "profile": [asdict(post) for post in one.profile],
+    }
+    answer = httpx.post(f"{url}/v1/score", json=body, timeout=300)
+    return [entry["score"] for entry in answer.json()["data"]]
+
+
+def figure(url: str, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_rankings_turned_into_pairs_are_computed_once_by_evaluation_and_server(
+    model: prb.RewardModel,
+) -> None:
+    """In random order, one request after another and then all at once; as many tokens as a run of `evaluate`."""
+    needed = distinct_tokens(model)
+    assert sum(batch.computed or 0 for batch in model.stream(RANKINGS)) == needed
+    expected = [row.tolist() for row in model.score(RANKINGS)]
+    order = np.random.default_rng(3).permutation(len(RANKINGS)).tolist()
+    with serving(model, batch_tokens=1024, prefix_cache=100) as url:
+        entry = httpx.get(f"{url}/v1/models").json()["data"][0]
+        assert entry["prefix_cache"] == {"bytes": 100_000_000, "reason": None}
+        for place in order:
+            assert request(url, RANKINGS[place]) == pytest.approx(expected[place], abs=1e-5)
+        computed = figure(url, "prb_tokens_total")
+        # A prompt that a response of before follows is computed behind its last whole page.
+        assert needed <= computed <= needed + len(STATEMENTS) * 4 * PAGE
+        with ThreadPoolExecutor(8) as clients:
+            again = list(clients.map(lambda place: request(url, RANKINGS[place]), order))
+        assert (
+            figure(url, "prb_tokens_total") == computed
+        )  # of conversations that were scored before, no token
+        assert again == [pytest.approx(expected[place], abs=1e-5) for place in order]
+    with serving(model, batch_tokens=1024, prefix_cache=100) as url:
+        with ThreadPoolExecutor(8) as clients:
+            found = list(clients.map(lambda place: request(url, RANKINGS[place]), order))
+        assert found == [pytest.approx(expected[place], abs=1e-5) for place in order]
+        assert (
+            figure(url, "prb_tokens_total")
+            < 2 * needed
+            < 0.5 * sum(tree.tokens for tree in model.encode(RANKINGS))
+        )
+
+
+def test_a_server_whose_cache_is_too_small_for_its_people_gives_the_same_scores(
+    model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_module, "MEGABYTE", 10_000)
+    some = RANKINGS[::3]
+    with serving(model, batch_tokens=1024, prefix_cache=10) as url:
+        for number in np.random.default_rng(1).permutation(len(some)).tolist():
+            one = some[number]
+            assert request(url, one) == pytest.approx(model.score(one).tolist(), abs=1e-5)
+            assert figure(url, "prb_prefix_cache_bytes") <= 100_000
+        assert figure(url, "prb_prefix_cache_bytes") > 80_000  # it is full
+        assert figure(url, "prb_tokens_total") > distinct_tokens(
+            model
+        )  # profiles left, and were computed again
+
+
 def test_a_model_that_keeps_nothing_says_why(model: prb.RewardModel, tmp_path: Path) -> None:
     assert model.streams is not None
     config = model.decoder
@@ -152,9 +296,14 @@ def test_a_model_that_keeps_nothing_says_why(model: prb.RewardModel, tmp_path: P
     gated = replace(config, head=cast(Any, SimpleNamespace(needs=(1, 2))))
     assert "reads other tokens" in str(why_not_kept(gated, model.mesh, model.streams))
     refused = replace(model, streams=replace(model.streams, table="keys"))
-    with pytest.raises(
-        RunError, match="keeps no keys and values of beginnings: they are kept on a single CPU"
-    ):
+    with pytest.raises(RunError, match="keeps no keys and values of prefixes: they are kept on a single CPU"):
         make_served(refused, ServeOptions(prefix_cache=1))
     with pytest.raises(RunError, match="is no reward model whose keys and values"):
         make_served(open_scorer("baseline:length", LoadOptions()), ServeOptions(prefix_cache=1))
+    with pytest.warns(
+        PrbWarning, match="keeps no keys and values of prefixes: they are kept on a single CPU"
+    ):
+        served = make_served(refused, ServeOptions(batch_tokens=256))
+    assert served.close()
+    assert served.facts["prefix_cache"]["bytes"] == 0
+    assert "single CPU" in served.facts["prefix_cache"]["reason"]

@@ -21,6 +21,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.features import FeatureOptions, open_features
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.study import embedder as embedder_module
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
@@ -71,6 +72,32 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
     (out / "answers-000000.npy").write_bytes(before["answers-000000.npy"])
     write(folder, data, out=out, options=options)
     assert {path.name: path.read_bytes() for path in out.glob("*.npy")} == before
+
+
+def test_a_prompt_of_many_answers_is_computed_once_however_short_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder, counts = open_embedder(folder, LoadOptions(), view=ViewOptions()), list[Any]()
+    assert isinstance(embedder, StateFeatures)
+
+    def counted(*args: Any, stream: Any = embedder_module.stream_scores, **options: Any) -> Any:
+        for batch in stream(*args, **options):
+            counts.append(batch.computed)
+            yield batch
+
+    answers = [
+        prb.Comparison(id=f"{question}{k}", question=question, responses=[f"{k} " + "hill " * (k + 1)])
+        for question in ("Tea?", "Rain? " * 30)
+        for k in range(5)
+    ]
+    tokens = {
+        (one.prompt, tree.sequence(0)[:end].tobytes())
+        for one, tree in zip(answers, embedder.model.encode(answers), strict=True)
+        for end in range(1, tree.tokens + 1)
+    }
+    monkeypatch.setattr(embedder_module, "stream_scores", counted)
+    embedder.answers(answers, advance=lambda done, tokens: None)
+    assert sum(counts) == len(tokens)
 
 
 def test_an_unfinished_store_is_refused_and_goes_on_with_the_next_part(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.request import urlopen
@@ -20,9 +22,11 @@ import numpy as np
 
 from prb_jax.errors import RunError
 from prb_jax.measure.bench.figures import Figures
+from prb_jax.measure.bench.models import make_model
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.scoring import score_pass
 from prb_jax.measure.bench.workload import count_pairs, workload_for
+from prb_jax.models.named_shapes import SHAPES, has_no_weights
 from prb_jax.scoring.load import load
 
 _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
@@ -31,12 +35,25 @@ _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 def bench_serving(options: BenchOptions) -> Figures:
     """Serve a model in a separate process, and query it from many clients until every comparison is scored once.
 
+    A shape gets random weights in a temporary folder.
+
     Scores a CPU second are compared with those of the scorer of `prb evaluate`, in the same run and on the same
     comparisons. The server is a fresh one, so that its caches hold nothing.
 
     Raises:
-      RunError: the server did not start, or fewer pairs are asked for than one user has questions.
+      RunError: the server did not start, fewer pairs are asked for than one user has questions, or the model is a
+        ``config.json``.
     """
+    if not has_no_weights(options.model):
+        return _bench(options)
+    if options.model not in SHAPES:
+        raise RunError(f"MODEL: expected a folder or one of {', '.join(SHAPES)}, found {options.model}")
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_model(options.model, Path(folder), policy=False)
+        return _bench(replace(options, model=str(made)))
+
+
+def _bench(options: BenchOptions) -> Figures:
     model, batch_tokens, clients = options.model, options.batch_tokens, options.clients
     (questions,) = options.questions_per_user
     loaded = load(model, dtype=options.dtype, mesh=options.mesh)

@@ -102,6 +102,7 @@ def test_what_cannot_be_timed_is_one_line(folder: Path, tmp_path: Path, refused)
     for words in (("load",), ("ppo",), ("rank", "--data x")):
         said = refused(words[0], "qwen3-40m", *words[1:])
         assert "MODEL: expected a model with weights, found qwen3-40m" in said
+    assert "MODEL: expected a folder or one of qwen3-40m, " in refused("serve", tmp_path / "config.json")
     if importlib.util.find_spec("vllm") is None:
         said = refused("score", folder, "--against vllm", SMALL)
         assert "the comparison with vLLM needs vllm, which is not installed" in said
