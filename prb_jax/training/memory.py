@@ -139,7 +139,7 @@ def numbers_per_device(tree: Any, shardings: Any) -> int:
     return sum(jax.tree.leaves(parts))
 
 
-def memory_limit(device: jax.Device) -> float | None:
+def memory_limit(device: Any) -> float | None:
     """Return the bytes that this process may use on an accelerator; None for a CPU, and if the device does not
     report them, e.g. a TPU that is only compiled for."""
     if device.platform == "cpu":

@@ -99,9 +99,16 @@ class Layout:
             batch = make_stream_batch(trees, packed, self.streams)
             groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
-            count, flops = batch.tokens.size, [of(batch, self.config) for of in (stream_flops, mixing_flops)]
-            activations = count * self.memory.kept(self.memory.policy(count))
-            yield Microbatch(batch, groups, packed[0].shape.reads, tokens, *flops, activations)
+            count, config = batch.tokens.size, self.config
+            yield Microbatch(
+                batch,
+                groups,
+                packed[0].shape.reads,
+                tokens,
+                flops=stream_flops(batch, config),
+                mixing_flops=mixing_flops(batch, config),
+                activations=count * self.memory.kept(self.memory.policy(count)),
+            )
 
 
 def plan_layout(

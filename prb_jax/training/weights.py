@@ -238,11 +238,22 @@ def trained_decoder(settings: TrainSettings, config: DecoderConfig, *, mesh: Mes
         return logits[..., 0]
 
     trained, frozen = jax.eval_shape(split, abstract_params(config))
-    shardings = {
-        "trained_shardings": parameter_shardings(trained, mesh, config=config),
-        "frozen_shardings": parameter_shardings(frozen, mesh, config=config),
-    }
-    memory = step_memory(config, settings, mesh=mesh, trained=trained, frozen=frozen, **shardings)
+    of_trained, of_frozen = (parameter_shardings(part, mesh, config=config) for part in (trained, frozen))
+    memory = step_memory(
+        config,
+        settings,
+        mesh=mesh,
+        trained=trained,
+        frozen=frozen,
+        trained_shardings=of_trained,
+        frozen_shardings=of_frozen,
+    )
     return TrainedModel(
-        split=split, rewards=rewards, trained=trained, width=config.hidden_size, memory=memory, **shardings
+        split=split,
+        rewards=rewards,
+        trained=trained,
+        width=config.hidden_size,
+        memory=memory,
+        trained_shardings=of_trained,
+        frozen_shardings=of_frozen,
     )
