@@ -180,7 +180,8 @@ def comparison_answer(compared: Mapping[str, Any]) -> str:
     # not in percent: of the graded rows of another harness, it is the mean grade, on any scale
     accuracy = interval(runs[0]["accuracy"], runs[0]["ci95"]).replace("..", ", ")
     if len(best) == 1:
-        return f"{best[0]} is the best of {len(runs)} runs: its accuracy on {pair['n']:,} comparisons is {accuracy}, {lead}."
+        found = f"its accuracy on {pair['n']:,} comparisons is {accuracy}"
+        return f"{best[0]} is the best of {len(runs)} runs: {found}, {lead}."
     names = f"{', '.join(best[:-1])} and {best[-1]}"
     runs_up = f", the best of {len(runs)} runs" if len(best) < len(runs) else ""
     why = "" if pair["p"] is not None else f"; fewer than {LEAST_CLUSTERS} users or responses give no verdict"
