@@ -48,7 +48,7 @@ def test_runs_are_compared_and_the_file_is_written(
         assert f"{pair['difference']:+.3f} [{pair['ci95'][0]:+.3f}..{pair['ci95'][1]:+.3f}]" in shown
     assert "80 comparisons of 8 users" in shown
     best, second = compared["runs"][:2]
-    told = f"is {best['accuracy']:.3f} [{best['ci95'][0]:.3f}, {best['ci95'][1]:.3f}], ahead of"
+    told = f"{best['accuracy']:.3f} [{best['ci95'][0]:.3f}, {best['ci95'][1]:.3f}], ahead of"
     assert told in " ".join(shown.split())
     assert f"{best['name']} minus {second['name']}" in shown.split("80 comparisons of 8 users")[0]
     two = prb("compare", runs / "length", runs / "random")
