@@ -11,7 +11,7 @@ from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, HALF, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.writing import refuse_file, write_json
-from prb_jax.reports.table import Getter, Table, answered, bounded, change, field, gained, number, percent
+from prb_jax.reports.table import Getter, Table, answered, bounded, change, field, gained, interval, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
@@ -169,27 +169,25 @@ def check_comparable(
         )
 
 
-def comparison_answer(compared: Mapping[str, Any], *, unit: str = "comparisons") -> str:
-    """Return which run is the best, and by how much, in one sentence, from the result of `compare`."""
+def comparison_answer(compared: Mapping[str, Any]) -> str:
+    """Return the best run and its lead in one sentence, from the result of `compare`."""
     runs, pairs = compared["runs"], compared["pairs"]
     best = [str(run["name"]) for run in runs if run["rank_group"] == 1]
     other = best[-1] if len(best) > 1 else str(runs[1]["name"])
     pair = next(pair for pair in pairs if (pair["a"], pair["b"]) == (best[0], other))
-    apart = gained(pair["difference"], pair["ci95"])
     half = " (ties count half)" if compared["tie_credit"] and any(run["ties"] for run in runs) else ""
-    share = percent(runs[0]["accuracy"], runs[0]["ci95"])
+    lead = f"ahead of {other} by {gained(pair['difference'], pair['ci95'])}{half}"
+    # not in percent: of the graded rows of another harness, it is the mean grade, on any scale
+    accuracy = interval(runs[0]["accuracy"], runs[0]["ci95"]).replace("..", ", ")
     if len(best) == 1:
-        right = "has a mean grade of" if runs[0]["ties"] is None else "is right in"
-        return (
-            f"{best[0]} is the best of {len(runs)} runs: it {right} {share} of {pair['n']:,} {unit}, ahead "
-            f"of {other} by {apart}{half}."
-        )
+        found = f"its accuracy on {pair['n']:,} comparisons is {accuracy}"
+        return f"{best[0]} is the best of {len(runs)} runs: {found}, {lead}."
     names = f"{', '.join(best[:-1])} and {best[-1]}"
     runs_up = f", the best of {len(runs)} runs" if len(best) < len(runs) else ""
     why = "" if pair["p"] is not None else f"; fewer than {LEAST_CLUSTERS} users or responses give no verdict"
     return (
-        f"{pair['n']:,} {unit} cannot tell {names} apart{runs_up}: {best[0]} is right in {share}, ahead "
-        f"of {other} by {apart}{half}{why}."
+        f"{pair['n']:,} comparisons cannot tell {names} apart{runs_up}: {best[0]} has an accuracy of {accuracy}, "
+        f"{lead}{why}."
     )
 
 

@@ -48,7 +48,7 @@ def test_runs_are_compared_and_the_file_is_written(
         assert f"{pair['difference']:+.3f} [{pair['ci95'][0]:+.3f}..{pair['ci95'][1]:+.3f}]" in shown
     assert "80 comparisons of 8 users" in shown
     best, second = compared["runs"][:2]
-    told = f"is right in {100 * best['accuracy']:.1f} % [{100 * best['ci95'][0]:.1f}, {100 * best['ci95'][1]:.1f}]"
+    told = f"{best['accuracy']:.3f} [{best['ci95'][0]:.3f}, {best['ci95'][1]:.3f}], ahead of"
     assert told in " ".join(shown.split())
     assert f"{best['name']} minus {second['name']}" in shown.split("80 comparisons of 8 users")[0]
     two = prb("compare", runs / "length", runs / "random")

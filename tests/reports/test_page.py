@@ -125,7 +125,7 @@ def test_the_figures_are_those_of_the_runs(runs):
     first, second = compared["runs"]
     difference = gained(compared["pairs"][0]["difference"], compared["pairs"][0]["ci95"])
     assert f"{first['name']}" in text.split(" [")[0]
-    assert f"{100 * first['accuracy']:.1f} % [" in text
+    assert f"{first['accuracy']:.3f} [" in text
     assert f"ahead of {second['name']} by {difference}" in text
     for heading in (
         "All runs", "By subset", "By user", "Accuracy of each user", "Margins", "Reliability diagram",
