@@ -202,7 +202,7 @@ def test_what_is_no_part_is_refused(tmp_path):
     for part in ("0/3", "4/3", "2", "1/3/3", ""):
         with pytest.raises(RunError, match=r"part: expected I/N with 1 <= I <= N, e\.g\. 2/7, found"):
             run("new", part)
-    with pytest.raises(RunError, match="part: needs out"):
+    with pytest.raises(RunError, match="part: requires out"):
         evaluate(SlowScorer(), comparisons(20), part="1/3", progress=False)
 
 

@@ -198,7 +198,7 @@ def test_equal_records_and_users_that_look_alike_are_told_at_the_end(seen, tmp_p
         assert score(path, tmp_path / "run").summary["n"] == 6
     equal, alike = (str(warning.message) for warning in told if warning.category is PrbWarning)
     assert "2 of 6 records without an id are equal to an earlier one" in equal
-    assert "2 names differ from another one by Unicode form or white space alone" in alike
+    assert "2 names differ from another one only by Unicode form or white space" in alike
 
 
 def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypatch):

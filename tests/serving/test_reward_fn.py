@@ -159,7 +159,7 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
             (judge, {"max_length": 99}, "has its own limit"),
             (judge, {"history": []}, "does not adapt to users"),
             (f"rubric:{endpoint.url}#m", {}, "the true rubric, which no request contains; use judge:MODEL"),
-            ("baseline:length", {"judge": prb.JudgeOptions(template="x")}, "is no judge"),
+            ("baseline:length", {"judge": prb.JudgeOptions(template="x")}, "is not a judge"),
         ):
             with pytest.raises(prb.RunError, match=message):
                 prb.reward_fn(given, **options)

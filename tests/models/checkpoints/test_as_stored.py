@@ -55,7 +55,7 @@ def test_a_module_that_peft_trained_whole_is_read_from_its_wrapper(plain, stored
     save_file(tensors, folder / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, load(folder, "not from 'original_module'"), load(plain))
     save_file(tensors | {"score.weight": head}, folder / "model.safetensors")
-    with pytest.raises(prb.CheckpointError, match="a tensor is there twice"):
+    with pytest.raises(prb.CheckpointError, match="a tensor occurs twice"):
         load(folder)
 
 
