@@ -213,8 +213,8 @@ def _index(folder: str | Path, config: Config) -> WeightIndex:
     if config.experts is None and index.expert_factors:
         name, factors = next(iter(index.expert_factors.items()))
         raise CheckpointError(
-            f"{factors.a.path}: the adapter updates '{name}', but its base, a {config.model_type}, has no experts: name "
-            "the base model with --base"
+            f"{factors.a.path}: the adapter updates '{name}', but its base, a {config.model_type}, has no experts: "
+            "name the base model with --base"
         )
     return index if config.experts is None else get("experts", "tensors").value(index, config)
 
