@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.checkpoints.adapter_folder import adapted_folder
 from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.models.checkpoints.save import save_params
@@ -354,6 +355,49 @@ def test_a_mesh_that_does_not_divide_the_experts_is_refused() -> None:
     config = small_config(**MOE, num_attention_heads=8, num_key_value_heads=8)
     with pytest.raises(MeshError, match=r"tensor=8 does not divide 4 \(experts axis of 'layers/down'"):
         parameter_shardings(abstract_params(config), mesh, config=config)
+
+
+def test_adapters_of_other_experts_are_refused(tmp_path: Path) -> None:
+    """Of a base with experts in layers 1 and 2; the layout of factors is compared with PEFT elsewhere."""
+    config = small_config(**MOE, num_hidden_layers=3, mlp_only_layers=[0])
+    base = save_params(init_params(config), config, tmp_path / "base")
+    plain = small_config(num_hidden_layers=3)
+    dense = save_params(init_params(plain), plain, tmp_path / "dense")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    described = {
+        "peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": str(base), "r": 2, "lora_alpha": 4,
+        "target_parameters": ["mlp.experts.down_proj"],
+    }  # fmt: skip
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    sizes = {"lora_A": (8, 24), "lora_B": (32, 8)}
+
+    def load(on: Path, layers: Any, **changed: tuple[int, ...]) -> Any:
+        tensors = {"base_model.model.score.weight": np.ones((1, 32), np.float32)}
+        for layer in layers:
+            module = f"base_model.model.model.layers.{layer}.mlp.experts"
+            for factor, size in (sizes | changed).items():
+                tensors[f"{module}.{factor}.weight"] = np.ones(size, np.float32)
+        save_file(tensors, adapter / "adapter_model.safetensors")
+        view = adapted_folder(adapter, on)
+        with warnings.catch_warnings(action="ignore"):
+            return load_params(view, load_config(view)).params
+
+    change = load(base, (1, 2))["layers"]["down"] - load_params(base, config).params["layers"]["down"]
+    np.testing.assert_allclose(change, np.full((2, 4, 24, 32), 2 * 2.0), atol=1e-5)
+    for on, layers, changed, message in (
+        (
+            base,
+            (1,),
+            {},
+            r"adapter_model.*: expected adapters of the experts of every layer .*layers\.2\.mlp",
+        ),
+        (base, (0, 1, 2), {}, r"differ in 'model\.layers\.0\.mlp\.experts\.down_proj'"),
+        (base, (1, 2), {"lora_A": (6, 24), "lora_B": (32, 6)}, r"expected shape \[8, 24\], found \[6, 24\]"),
+        (dense, (1, 2), {}, "its base, a qwen3, has no experts"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            load(on, layers, **changed)
 
 
 def test_adapters_of_matrices_beside_experts_are_no_adapters_of_peft() -> None:

@@ -87,8 +87,10 @@ def _adapted(
     stem = f"{config.layout.prefix}layers."
     expected = {f"{stem}{layer}.mlp.experts.{name}": layer for name in names for layer in layers}
     if other := sorted(expected.keys() ^ index.expert_factors.keys()):
+        path = next(iter(index.expert_factors.values())).a.path
         raise CheckpointError(
-            f"{index.folder}: expected adapters of the experts of every layer or of none, but not so for '{other[0]}'"
+            f"{path}: expected adapters of the experts of every layer with experts: the base and the adapter differ in "
+            f"'{other[0]}'"
         )
     found: dict[str, Update] = {}
     for parameter, layer in expected.items():

@@ -211,9 +211,10 @@ def _index(folder: str | Path, config: Config) -> WeightIndex:
         return index_folder(folder)
     index = index_folder(folder, side_files=config.layout.side_files)
     if config.experts is None and index.expert_factors:
+        name, factors = next(iter(index.expert_factors.items()))
         raise CheckpointError(
-            f"{index.folder}: the adapter updates '{next(iter(index.expert_factors))}', but {config.model_type} has no "
-            "experts: name its base model with --base"
+            f"{factors.a.path}: the adapter updates '{name}', but its base, a {config.model_type}, has no experts: "
+            "name the base model with --base"
         )
     return index if config.experts is None else get("experts", "tensors").value(index, config)
 

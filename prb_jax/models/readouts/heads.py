@@ -292,7 +292,7 @@ class NormedPooled(Pooled):
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
         fields, name = FieldReader(config, f"{where}/config.json"), "classifier_activation"
-        biases = {
+        biases: dict[str, Any] = {
             "biased": fields.flag("classifier_bias", default=False),
             "norm_bias": fields.flag("norm_bias", default=False),
             "eps": fields.number("norm_eps", default=1e-5),
