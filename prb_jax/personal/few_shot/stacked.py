@@ -6,7 +6,7 @@
 texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
 simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
 (stacking: Wolpert 1992, Breiman 1996). Weights are pulled towards equal weights, because the same few people chose the
-numbers of each part. The best part alone is tried too.
+numbers of each part. The best single part is tried too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StackedSettings(bayes.BayesSettings):
 
 
 def fit(data: FitData) -> Fitted:
-    """Fit the three priors, then their weights and the slope; the best part alone is tried too."""
+    """Fit the three priors, then their weights and the slope; the best single part is tried too."""
     of_bayes = replace(data, method=bayes.METHOD)
     parts = bayes.fit_parts(of_bayes)
     margins = np.stack([of_bayes.margins(parts[name])[0] for name in PARTS], axis=1)
