@@ -77,9 +77,8 @@ def test_scores_are_the_weighted_scores_of_the_parts_and_are_saved(tmp_path: Pat
     assert min(weights) >= 0
     assert sum(weights) == pytest.approx(1, abs=1e-6)
     of_parts = [float(fitted.numbers[f"{name}.validation_loss"]) for name in PARTS]
-    assert (
-        float(fitted.numbers["validation_loss"]) <= min(of_parts) + 1e-6
-    )  # the best single part is tried too
+    # the best single part is tried too
+    assert float(fitted.numbers["validation_loss"]) <= min(of_parts) + 1e-6
     assert part_of(fitted, "nobody").numbers["isotropic"] == 0
     assert part_of(fitted, "simple").numbers["scale"] == 0
 
