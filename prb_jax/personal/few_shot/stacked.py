@@ -6,11 +6,12 @@
 texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
 simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
 (stacking: Wolpert 1992, Breiman 1996). Weights are pulled towards equal weights, because the same few people chose the
-numbers of each part.
+numbers of each part. The best single part is tried too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,11 +40,18 @@ class StackedSettings(bayes.BayesSettings):
 
 
 def fit(data: FitData) -> Fitted:
-    """Fit the three priors, then their weights and the slope."""
+    """Fit the three priors, then their weights and the slope; the best single part is tried too."""
     of_bayes = replace(data, method=bayes.METHOD)
     parts = bayes.fit_parts(of_bayes)
     margins = np.stack([of_bayes.margins(parts[name])[0] for name in PARTS], axis=1)
-    weights, slope = stack(margins, pull=data.settings.pull)
+    best = min(PARTS, key=lambda name: parts[name].numbers["validation_loss"])
+    alone = np.array([float(name == best) for name in PARTS])
+    tried = (stack(margins, pull=data.settings.pull), (alone, 1.0))
+    return data.best(_together(data, parts, weights, slope) for weights, slope in tried)
+
+
+def _together(data: FitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
+    """The parts as one fit, with names that begin with the part's."""
     arrays, numbers = dict[str, Any](), dict[str, Any](slope=slope)
     for name, weight in zip(PARTS, weights, strict=True):
         part = parts[name]
@@ -54,7 +62,7 @@ def fit(data: FitData) -> Fitted:
             f"{name}.weight": weight,
             **{f"{name}.{key}": value for key, value in part.numbers.items()},
         }
-    return data.best([data.fitted(arrays, numbers)])
+    return data.fitted(arrays, numbers)
 
 
 def stack(margins: np.ndarray, *, pull: float) -> tuple[np.ndarray, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,9 @@ def test_scores_are_the_weighted_scores_of_the_parts_and_are_saved(tmp_path: Pat
     weights = [float(fitted.numbers[f"{name}.weight"]) for name in PARTS]
     assert min(weights) >= 0
     assert sum(weights) == pytest.approx(1, abs=1e-6)
+    of_parts = [float(fitted.numbers[f"{name}.validation_loss"]) for name in PARTS]
+    # the best single part is tried too
+    assert float(fitted.numbers["validation_loss"]) <= min(of_parts) + 1e-6
     assert part_of(fitted, "nobody").numbers["isotropic"] == 0
     assert part_of(fitted, "simple").numbers["scale"] == 0
 
@@ -110,6 +113,18 @@ def test_scores_are_the_weighted_scores_of_the_parts_and_are_saved(tmp_path: Pat
             np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
     names = {one.name for one in fields(StackedSettings)} - {one.name for one in fields(bayes.BayesSettings)}
     assert names == {"pull"}
+
+
+@pytest.mark.slow
+def test_the_best_part_alone_is_chosen_where_a_mean_is_worse() -> None:
+    made = people("directions", seed=1)
+    fitted = METHOD.fit(made.seen, made.validation, settings=replace(FEW, pull=1e9), key=KEY)  # equal weights
+    weights = {name: float(fitted.numbers[f"{name}.weight"]) for name in PARTS}
+    assert weights == {"nobody": 0, "simple": 0, "bayes": 1}
+    assert fitted.numbers["slope"] == 1
+    assert fitted.numbers["validation_loss"] == pytest.approx(
+        float(fitted.numbers["bayes.validation_loss"]), abs=1e-6
+    )
 
 
 @pytest.mark.slow
