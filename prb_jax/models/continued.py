@@ -10,7 +10,7 @@ Dimensions: N computed tokens including M read tokens, C cached tokens, L layers
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,8 +128,9 @@ def _score(
         )
         return nnx.merge(graph, state)(x, context)
 
-    def put(keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, number: Any, start: Any) -> Any:
+    def put(held: Sequence[jax.Array], k: jax.Array, v: jax.Array, number: Any, start: Any) -> Any:
         """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
+        keys, values = held
         return (
             lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
             lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
@@ -162,8 +163,8 @@ def _score(
                 of_chunk = jax.tree.map(
                     lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
                 )
-                held[:] = put(*held, k, v, number, start)  # once, so the arrays are changed in place
-                return _attend(q, *held, batch=batch, layer=number, table=of_chunk, window=within, **options)
+                held[:] = put(held, k, v, number, start)  # once, so the arrays are changed in place
+                return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=within, **options)
 
             y, _ = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
             return lax.dynamic_update_slice_in_dim(x, y, start, 1), *held
@@ -177,10 +178,10 @@ def _score(
     x, *held = lax.fori_loop(0, last, run, (x, *blank))
 
     def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-        held[:] = put(*held, k, v, last, 0)
+        held[:] = put(held, k, v, last, 0)
         out = _attend(
             jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))),
-            *held,
+            held,
             batch=batch,
             layer=last,
             table=read_table,
@@ -215,8 +216,7 @@ def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:
 
 def _attend(
     q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    held: Sequence[jax.Array],
     *,
     batch: Any,
     layer: jax.Array | int,
@@ -229,8 +229,7 @@ def _attend(
 
     Args:
       q: Scaled queries of the table [1, blocks * c, heads, H].
-      keys: Keys of the stream computed so far [L, G, N, H].
-      values: Values of the stream [L, G, H, N].
+      held: Keys [L, G, N, H] and values [L, G, H, N] of the stream computed so far.
       batch: Batch with the cached keys and values.
       layer: Index of the layer.
       table: Blocks of keys for each block of queries.
@@ -238,6 +237,7 @@ def _attend(
       softcap: Scores s become ``softcap * tanh(s / softcap)``.
       sinks: Attention sinks; see :func:`prb_jax.models.attention.walk.with_sinks`.
     """
+    keys, values = held
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
     together = divisor(heads // keys.shape[1], HEADS)  # query heads that share a kv head

@@ -149,7 +149,7 @@ def run_layers(layers: ModernLayer, x: jax.Array, *, seen: jax.Array, constrain:
 
     def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         state, slides, is_first = inputs
-        angles = tuple(jnp.where(slides, *pair) for pair in zip(sliding, full, strict=True))
+        angles = jnp.where(slides, sliding[0], full[0]), jnp.where(slides, sliding[1], full[1])
         visible = jnp.where(slides, near, every)
         layer = nnx.merge(graph, state)
         return layer(x, is_first=is_first, seen=visible, angles=angles, constrain=constrain), None

@@ -187,6 +187,17 @@ def _markdown(bench: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _answer(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many rows were measured, and which is nearest to the peak of the machine."""
+    measured = sum(row["status"] == MEASURED for row in rows)
+    shares = {row["id"]: (row["result"] or {}).get("peak_share") or 0.0 for row in rows}
+    best = max(shares, key=shares.__getitem__)
+    nearest = (
+        f" {best} reaches {shares[best]:.0%} of the machine's matrix peak, the most." if shares[best] else ""
+    )
+    return f"{measured} of {len(rows)} rows were measured.{nearest}"
+
+
 def _chapter(bench: Mapping[str, Any]) -> Chapter:
     facts = [[Cell(name), Cell(value)] for name, value in _facts(bench)]
     rows = []
@@ -202,6 +213,8 @@ def _chapter(bench: Mapping[str, Any]) -> Chapter:
     return Chapter(
         str(bench["machine"]["kind"]),
         "machine",
+        _answer(bench["rows"]),
+        [],
         [
             Section("The machine", [Table("Devices", ("", ""), facts, words=2)]),
             Section("Rows", [Table("What was measured", _HEADS, rows, words=3, note=note)]),
