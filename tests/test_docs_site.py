@@ -47,6 +47,7 @@ QUESTIONS = {
     "launch tpu": "tutorials/tpu_pod/",
     "compare two models": "tutorials/compare_two_models/",
     "significant difference": "tutorials/compare_two_models/",
+    "significance": "tutorials/compare_two_models/",
     "what does margin mean": "glossary/",
     "meaning of columns": "glossary/",
     "coverage": "glossary/",
