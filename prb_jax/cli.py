@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from prb_jax.commands import VERBS, functions_of
+from prb_jax.commands import COMPUTING, VERBS, functions_of
 from prb_jax.commands.arguments import Parser, with_dashes
 from prb_jax.commands.process import (
     Terminated,
     drop_output,
     open_streams,
     replace_unknown_letters,
+    start_with_huge_pages,
     until_terminated,
     warnings_as_lines,
 )
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     closed from the start, the status is 0.
     """
     if argv is None:
+        if sys.argv[1:2] and sys.argv[1] in COMPUTING and not {"--help", "-h"} & {*sys.argv}:
+            start_with_huge_pages()
         open_streams()
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
     if any(not argument or (argument.startswith("--") and argument.endswith("=")) for argument in arguments):

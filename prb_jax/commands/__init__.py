@@ -56,6 +56,12 @@ VERBS = {
 }
 """Every verb, by purpose. Its functions `add` and `run` are in the file of its name, except for SHARED."""
 
+COMPUTING = (
+    "quickstart", "evaluate", "judge", "train", "features", "personalise", "rank-profiles", "sample", "best-of-n",
+    "guide", "policy-accuracy", "ppo", "serve", "bench",
+)  # fmt: skip
+"""Verbs that run a model."""
+
 SHARED = {
     "quickstart": "first_steps",
     "completion": "first_steps",

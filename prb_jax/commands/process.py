@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 _LOG_WIDTH = 120
 
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+_TUNABLES = "GLIBC_TUNABLES"
+_KERNEL_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""The kernel's mode; "[madvise]" means that programs may ask for huge pages."""
+
 
 class Terminated(BaseException):
     """The process received SIGTERM."""
@@ -68,6 +73,28 @@ def status_of_stop(stopped_by: str | None) -> int | None:
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return None if stopped_by is None else INTERRUPTED
+
+
+def start_with_huge_pages() -> None:
+    """Start this process again, once, with huge pages for large arrays, if the C library and the kernel support them.
+
+    On a CPU every program writes its activations into new memory, gigabytes in a training step, and the first touch of
+    each small page takes time. glibc reads its settings only when a process starts. The user's own settings are kept.
+    """
+    if _TUNABLES in os.environ or not _have_huge_pages():
+        return
+    os.environ[_TUNABLES] = HUGE_PAGES
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _have_huge_pages() -> bool:
+    try:
+        library, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        mode = _KERNEL_MODE.read_text()
+    except (AttributeError, OSError, ValueError):  # another system or C library
+        return False
+    since = tuple(int(part) for part in number.split(".")[:2])
+    return library == "glibc" and since >= (2, 35) and "[madvise]" in mode
 
 
 def start(options: argparse.Namespace) -> None:

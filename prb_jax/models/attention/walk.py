@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from prb_jax.models.layers import product, soft_capped
+from prb_jax.models.layers import product, soft_capped, without_unit_axes
 from prb_jax.trees.stream_tables import BLOCK
 
 MASKED = -1e30
@@ -113,8 +113,8 @@ def _attend_backward(
     runs = k.shape[2] * parts
     # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. The derivative
     # of the logarithm by a score is the score's weight.
-    inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
-    inner = inner - of_log[..., None]
+    products = without_unit_axes(cotangent.astype(jnp.float32) * out.astype(jnp.float32))
+    inner = products.sum(axis=-1).reshape(of_log.shape) - of_log
     to_q, to_k, to_v = _each_head(
         partial(_attend_head_backward, window=window, softcap=softcap),
         facts,
@@ -122,7 +122,7 @@ def _attend_backward(
         _blocks(cotangent, runs, facts),
         *(jnp.repeat(x.transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
         log,
-        _blocks(inner, runs, facts)[..., 0, :],
+        _blocks(inner[..., None], runs, facts)[..., 0, :],
     )
 
     def of_keys(x: jax.Array, like: jax.Array) -> jax.Array:
