@@ -25,7 +25,7 @@ _MARKS: Final = {
 }
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MOST_TICKS: Final = 6
-_LEFT, _WIDTH = 3.0, 94.0  # the axis, in percent of the width
+_LEFT, _WIDTH = 5.0, 90.0  # the axis, in percent of the width
 _LETTERS, _REMARK_WIDTH = 42, 50  # letters in a line of a phone: label and figure, and small ones
 _LINE, _BAR, _GAP = 18, 18, 7  # pixels: a line of text, the interval below it, the space below that
 _TOP, _BOTTOM = 22, 26  # pixels for the name of the reference and for the numbers of the axis

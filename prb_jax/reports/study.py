@@ -137,15 +137,15 @@ def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str)
     every = sorted({row["shots"] for row in plain})
     shots = every if len(every) <= _WIDE else [*every[: _WIDE - 1], every[-1]]
     lines: list[list[str]] = []
-    for part, about in PARTS.items():
+    for part in PARTS:
         if here := [row for row in rows if row["split"] == part]:
             lines += [[]] if lines else []
-            lines.append([f"{part}: {about}", *[""] * (len(shots) + len(_DIFFERENCES))])
+            lines.append([f"{part} people", *[""] * (len(shots) + len(_DIFFERENCES))])
             lines += _curves(here, shots)
     most = max(plain, key=lambda row: row["n"])
     notes = [
         f"accuracy after k comparisons of a person, and differences at the most, p by Holm; {most['n']:,} choices of "
-        f"{most['users']:,} people; [..] 95 % interval over people",
+        f"{most['users']:,} people; [..] 95 % interval over people; {'; '.join(map(': '.join, PARTS.items()))}",
         _remarks(summary),
         "prb report shows the controls, the calibration, time and memory of each method",
     ]
@@ -167,7 +167,7 @@ def study_answer(rows: Sequence[Row]) -> str:
     after = f"After {counted(best['shots'], 'comparison')} of a {person}"
     verdict = f"p {p}, adjusted for all methods and shots" if best["p_holm"] is not None else "not tested"
     if (loss := best.get("log_loss_diff_to_pooled")) is not None:
-        verdict += f"; log-loss {loss:+.4f}, p {_p(best.get('p_log_loss_holm'))}"
+        verdict += f"; its log-loss changes by {loss:+.4f}, p {_p(best.get('p_log_loss_holm'))}"
     if best["diff_to_pooled"] > 0 and best["p_holm"] is not None and best["p_holm"] <= LEVEL:
         return (
             f"{after}, {best['method']} predicts {share} of the person's choices, {gain} more than pooled, which "
@@ -218,7 +218,7 @@ def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
     return last
 
 
-def _controls(rows: Sequence[Row], part: str) -> Table:
+def _controls(rows: Sequence[Row]) -> Table:
     """Return accuracy with each person's own state, with none, with another person's, and without the profile."""
     controls = {
         "own user": None,
@@ -234,7 +234,7 @@ def _controls(rows: Sequence[Row], part: str) -> Table:
             for head, figures in by_control.items()
         },
     }
-    return Table.of(f"{part}: controls", by_control["shuffled"], columns)
+    return Table.of("Controls", by_control["shuffled"], columns)
 
 
 def _costs(rows: Sequence[Row], title: str) -> Table:
@@ -335,7 +335,7 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     people = [row for row in rows if row["split"] == "unseen"] or rows
     blocks: list[Block] = [
         Table.of(every, rows, columns, words=2, filtered=True),
-        _controls(people, "Controls"),
+        _controls(people),
         _costs(rows, "Time and memory of each method"),
     ]
     meanings = Table(
@@ -361,11 +361,11 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Block]:
             row["accuracy"],
             row["accuracy_ci95"],
             MODEL if row["p_holm"] is not None else BASELINE,
-            f"after {counted(row['shots'], 'comparison')}",
+            f"after {counted(row['shots'], 'comparison')}" if row["shots"] else "",
         )
         for row in last
     ]
-    yield draw_forest("Accuracy of each method", estimates, reference=("0.5", 0.5), what="a method")
+    yield draw_forest("Accuracy of each method", estimates, reference=("chance 0.5", 0.5), what="a method")
     gains = [
         Estimate(row["method"], row["diff_to_pooled"], row["diff_to_pooled_ci95"])
         for row in last

@@ -98,8 +98,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.grid(alpha=0.3)
     for place in range(max(0, len(panels) - columns), (lines - 1) * columns):
         axes.flat[place].tick_params(labelbottom=True)  # the grid has no panel below
-    below = "" if None in reached.values() else "; below: people who have so many"
-    figure.supxlabel(f"comparisons of the person that the method is adapted on{below}", fontsize=10)
+    below = "" if None in reached.values() else "\nbelow: people who have so many"
+    figure.supxlabel(f"comparisons of a person to adapt on{below}", fontsize=10)
     figure.supylabel("accuracy on unseen people", fontsize=10)
     handles = {
         label: line
