@@ -90,7 +90,7 @@ def has_shape(printed: str, shown: str) -> bool:
 
 
 def main(folder: Path, pages: list[Path]) -> None:
-    """Record the outputs of these pages again, except those with a line `...`."""
+    """Record the outputs of these pages again, except those that a line `...` shortens."""
     folder.mkdir(parents=True, exist_ok=True)
     for page in pages:
         printed: list[str] = []
@@ -100,7 +100,7 @@ def main(folder: Path, pages: list[Path]) -> None:
             text = page.read_text(encoding="utf-8")
             outputs = [block for block in blocks(page) if block.language == "text"]
             for block, shown in reversed(list(zip(outputs, printed))):
-                if f"\n{ELLIPSIS}\n" not in f"\n{block.text}":
+                if block.text.strip() == ELLIPSIS or f"\n{ELLIPSIS}\n" not in f"\n{block.text}":
                     lines = "".join(f"{line.rstrip()}\n" for line in shown.strip("\n").splitlines())
                     text = text[: block.start] + lines + text[block.start + len(block.text) :]
             page.write_text(text, encoding="utf-8")
