@@ -201,8 +201,9 @@ def refuse_rendered(item: Item, mark_in: Callable[[str], str | None]) -> None:
       item: Item to check.
       mark_in: Returns the mark of a rendered text, as :meth:`prb_jax.scoring.scorer.Scorer.rendered_mark`.
     """
-    plain = isinstance(item, ChatItem) and len(item.prompt) == 1 and not item.prompt[0].fields
-    if plain and (mark := mark_in(item.prompt[0].content)):
+    if not isinstance(item, ChatItem) or len(item.prompt) != 1 or item.prompt[0].fields:
+        return
+    if mark := mark_in(item.prompt[0].content):
         raise DataError(
             f"prompt: holds {mark!r}, so this model's chat template has rendered it already, and it would be wrapped "
             "as a user's message again: give messages, or the plain question"
