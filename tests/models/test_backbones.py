@@ -52,7 +52,8 @@ def table() -> dict[str, dict[str, str]]:
 def config_of(name: str) -> DecoderConfig:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     raw = {**RAW, "model_type": name, "architectures": None}
-    return parse_config(raw | ({"rope_parameters": yarn} if name == "gpt_oss" else {}), where=name)
+    ropes = {"gpt_oss": yarn, "ministral3": {**yarn, "llama_4_scaling_beta": 0.1}}  # these have no default
+    return parse_config(raw | ({"rope_parameters": ropes[name]} if name in ropes else {}), where=name)
 
 
 def test_the_table_has_every_backbone() -> None:

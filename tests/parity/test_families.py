@@ -161,7 +161,7 @@ def test_logits_of_a_family_that_transformers_has_no_scores_of(vision, tmp_path)
     for row, tree in enumerate(trees):
         for k in range(3):
             with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([tree.sequence(k)])).logits[0, -1]
+                logits = model(input_ids=torch.tensor(tree.sequence(k)[None])).logits[0, -1]
             assert abs(ours[row, k] - float(logits[17])) < FLOAT32_TOLERANCE, (row, k)
 
 

@@ -79,7 +79,9 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] = ()
-    target_parameters: tuple[str, ...] = ()  # tensors of all experts, each with one adapter
+    target_parameters: tuple[
+        str, ...
+    ] = ()  # tensors of all experts, or weights of modules, with one adapter each
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] = ()  # only if `target_modules` is a list; empty for all
     layers_pattern: tuple[str, ...] = ()  # names of the layer list, before the layer numbers
@@ -111,6 +113,8 @@ class AdapterConfig:
         while plain.endswith(_WRAPPED):
             plain = plain.removesuffix(_WRAPPED)
         depth = (len(module) - len(plain)) // len(_WRAPPED)
+        if not plain.endswith(".experts"):
+            return None
         named = [
             f"{plain}.{one}" for one in _OF_EXPERTS if _is_named(self.target_parameters, f"{plain}.{one}")
         ]
@@ -123,6 +127,8 @@ class AdapterConfig:
             return False
         if f"{module}.weight" == OUTPUT_EMBEDDING_KEY and not self.has_output_embedding:
             return False
+        if _is_named(self.target_parameters, f"{module}.weight"):
+            return True
         if self.target_modules == "all-linear":
             return re.match(r"(.*\.)?layers\.", module) is not None
         if (
@@ -230,9 +236,10 @@ def read_adapter_config(adapter: Path) -> AdapterConfig:
     if raw.get("bias", "none") not in ("none", "all", "lora_only"):
         raise wrong("bias", "none, all or lora_only")
     parameters = texts("target_parameters")
-    if not all(re.fullmatch(rf"(.*\.)?experts\.({'|'.join(_OF_EXPERTS)})", one) for one in parameters):
+    known = "|".join((*_OF_EXPERTS, "weight"))
+    if not all(re.fullmatch(rf"(.*\.)?({known})", one) for one in parameters):
         raise wrong(
-            "target_parameters", f"tensors of experts: {', '.join(f'experts.{one}' for one in _OF_EXPERTS)}"
+            "target_parameters", f"tensors of experts ({', '.join(_OF_EXPERTS)}) or names that end in .weight"
         )
     if parameters and flag("use_dora"):
         raise wrong("use_dora", "false, as PEFT has no DoRA for target_parameters")

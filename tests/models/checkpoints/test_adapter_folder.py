@@ -226,7 +226,7 @@ def test_an_adapter_is_converted_to_a_whole_model_and_scored_from_the_command_li
         ({"layers_to_transform": [0, 1]}, "module 'model.layers.2.* is not among target_modules"),
         ({"exclude_modules": ["down_proj"]}, "module '.*down_proj': is not among target_modules"),
         ({"auto_mapping": {"base_model_class": "Qwen2ForCausalLM"}}, "was trained on a Qwen2ForCausalLM"),
-        ({"target_parameters": ["mlp.gate.weight"]}, "'target_parameters': expected tensors of experts"),
+        ({"target_parameters": ["mlp.gate.bias"]}, "'target_parameters': expected tensors of experts"),
         ({"target_parameters": ["experts.down_proj"]}, "field 'use_dora': expected false"),
         ({"base_model_name_or_path": None}, "name the base model with --base"),
         ({"base_model_name_or_path": "/nowhere"}, "the base model of this adapter cannot be opened"),
