@@ -69,7 +69,7 @@ EFFECTS = ((0.0, 0.0), (0.2, 0.15), (0.0, 0.2), (0.2, 0.0))
 ESTIMANDS = ("accuracy", "user mean", "half credit", "difference", "log-loss", "served")
 
 
-def cell(design, accuracy, responses, effects, *, repeats, seed=0):
+def cell(design, accuracy, responses, effects, *, repeats, seed=0, names=ESTIMANDS):
     """The share of the intervals that hold the true value, and their mean width relative to a known correlation.
 
     The true value is the mean of the estimates; an interval with known correlations has a width of 2 x 1.96 times their
@@ -92,29 +92,34 @@ def cell(design, accuracy, responses, effects, *, repeats, seed=0):
         noise = rng.standard_normal((len(user), responses - 1)).min(axis=1)
         return shift[responses] + common + rest * noise
 
-    found = {name: [] for name in ESTIMANDS}
-    by_user = np.bincount(user)
+    found = {name: [] for name in names}
     for _ in range(repeats):
         one, other = margins(), margins()
-        wins = one > 0
-        gains = wins.astype(np.int64) - (other > 0)
-        half = np.where(np.abs(one) < 0.1, 0.5, wins)
-        losses = np.logaddexp(0, -2 * one)
-        served = share_served(clusters.users, wins, [1 / responses] * len(user), responses=clusters.responses)
-        estimates = {
-            "accuracy": (wins.mean(), accuracy_interval(wins, clusters).bounds),
-            "user mean": (
-                np.mean(np.bincount(user, wins) / by_user),
-                accuracy_interval(wins, clusters, per_user=True).bounds,
-            ),
-            "half credit": (half.mean(), grade_interval(half, clusters).bounds),
-            "difference": (gains.mean(), difference_interval(gains, clusters).bounds),
-            "log-loss": (losses.mean(), loss_interval(losses, clusters).bounds),
-            "served": (served["coverage"], served["coverage_ci95"]),
-        }
-        for name, (value, bounds) in estimates.items():
+        for name in names:
+            value, bounds = _estimate(name, one, other, user, clusters, responses)
             found[name].append((value, *bounds))
     return {name: _measured(np.array(values)) for name, values in found.items()}
+
+
+def _estimate(name, one, other, user, clusters, responses):
+    """One of the estimands of rows with the margins ``one``, and its interval; ``other`` are those of another model."""
+    wins = one > 0
+    if name == "accuracy":
+        return wins.mean(), accuracy_interval(wins, clusters).bounds
+    if name == "user mean":
+        of_users = np.bincount(user, wins) / np.bincount(user)
+        return of_users.mean(), accuracy_interval(wins, clusters, per_user=True).bounds
+    if name == "half credit":
+        half = np.where(np.abs(one) < 0.1, 0.5, wins)
+        return half.mean(), grade_interval(half, clusters).bounds
+    if name == "difference":
+        gains = wins.astype(np.int64) - (other > 0)
+        return gains.mean(), difference_interval(gains, clusters).bounds
+    if name == "log-loss":
+        losses = np.logaddexp(0, -2 * one)
+        return losses.mean(), loss_interval(losses, clusters).bounds
+    served = share_served(clusters.users, wins, [1 / responses] * len(user), responses=clusters.responses)
+    return served["coverage"], served["coverage_ci95"]
 
 
 def _measured(found):
