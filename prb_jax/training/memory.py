@@ -29,7 +29,7 @@ BUSY_TOKENS = 8_192
 
 _USABLE = 0.9  # share of a device's memory that a plan uses; the rest is for fragments, tables and the logs
 _COPIES = 5  # float32 arrays per trained weight: parameter, two moments, gradient, and sum of gradients
-_WORKING = 0.9  # activations of the layer that a backward pass is in, relative to all that derivatives need
+_WORKING = 1.1  # activations of the layer that a backward pass is in, relative to all that derivatives need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,26 +127,19 @@ class Actor:
     def placed(self, sources: Mapping[str, Params]) -> dict[str, Any]:
         """Return the shardings of the initial arrays of each group."""
         configs = {POLICY: self.config, VALUE: self.critic}
-        return {
-            name: parameter_shardings(source, self.mesh, config=configs[name])
-            for name, source in sources.items()
-        }
+        return {name: parameter_shardings(sources[name], self.mesh, config=configs[name]) for name in sources}
 
     @functools.cached_property
     def memory(self) -> StepMemory:
         """Memory of an update, which decides on rematerialisation."""
         sources, frozen = self.shapes()
         own = self.settings.with_values and self.settings.value.trunk == "own"
-        return step_memory(
-            self.config,
-            self.settings,
-            mesh=self.mesh,
-            trained=sources,
-            frozen=frozen,
-            trained_shardings=self.placed(sources),
-            frozen_shardings=parameter_shardings(frozen, self.mesh, config=self.config),
-            trunks=2 if own else 1,
-        )
+        shardings: dict[str, Any] = {
+            "trained_shardings": self.placed(sources),
+            "frozen_shardings": parameter_shardings(frozen, self.mesh, config=self.config),
+        }
+        sizes: dict[str, Any] = {"trained": sources, "frozen": frozen, "trunks": 2 if own else 1}
+        return step_memory(self.config, self.settings, mesh=self.mesh, **sizes, **shardings)
 
 
 @jax.tree_util.register_dataclass
