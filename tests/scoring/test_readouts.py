@@ -21,7 +21,9 @@ class TestSeveralLabels:
     def test_the_rule_must_be_named_and_is_followed(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "qwen2", num_labels=2)
         comparison = record(1, 3)
-        with pytest.raises(prb.CheckpointError, match=r"2 labels, and none is named as the reward.* first-log"):
+        with pytest.raises(
+            prb.CheckpointError, match=r"2 labels, and none is named as the reward.* first-log"
+        ):
             prb.load(place).score([comparison])
         model = prb.load(place, readout="first-logit")
         (tree,) = model.encode([comparison])
