@@ -279,7 +279,7 @@ def help_page(
 
 def _groups(parser: argparse.ArgumentParser, titles: Mapping[str, str]) -> dict[str, list[argparse.Action]]:
     """Return the arguments of a page by the title of their group, in the order of the page."""
-    known = {dest: title for title, dests in GROUPS.items() for dest in dests.split()} | titles
+    known = {dest: title for title, dests in GROUPS.items() for dest in dests.split()} | dict(titles)
     groups: dict[str, list[argparse.Action]] = {title: [] for title in ("verbs", "arguments", *GROUPS)}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

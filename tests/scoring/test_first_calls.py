@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import warnings
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ import prb_jax as prb
 from tests.json_lines import write_lines
 from tests.scoring.records import write_model
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"id": str(n), "user_id": "u", "question": "Tea?", "chosen": "Green tea.", "rejected": "No."}
     for n in range(3)
 ]
