@@ -65,7 +65,7 @@ class Correlation(TypedDict):
     verdicts: dict[str, str]
     gates: dict[str, dict[str, Any]]
     plans: dict[str, dict[str, dict[str, Any]]]
-    parameters: dict[str, float]
+    parameters: dict[str, float | str]
     definitions: dict[str, str]
 
 

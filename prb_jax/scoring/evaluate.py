@@ -86,8 +86,7 @@ def evaluate(
       out: Run folder; if not given, nothing is kept on disk.
       name: Name of the model in tables; it identifies a function, whose code is not compared.
       profile_posts, protocol, max_length: View of the model; by default the view of its training.
-      too_long: Handling of a response that leaves no room for the prompt: "error", or "skip", which counts the
-        comparison.
+      too_long: Treatment of a response that leaves no room for the prompt: "error", or "skip" the comparison.
       controls: "blind" (no user; default if the model sees users), "swap" (another user), "all" or "none".
       history: Labelled comparisons, or a folder of user states, from which a fitted method learns the users.
       aspects: User's wishes in the prompt: "planned:DIR" of `prb aspects`, or "oracle", an upper bound.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import short_repr
+from prb_jax.errors import quote
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.model import parameter_shardings
@@ -99,7 +99,17 @@ class RewardModel(GivesRewards):
     has_prompt: ClassVar[bool] = True
     has_heading: ClassVar[bool] = True
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        facts = {
+            "name": self.name,
+            "model_type": self.config.model_type,
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "readout": self.readout,
+            "devices": self.mesh.size,
+        }
+        shown = ", ".join(f"{name}={quote(value)}" for name, value in facts.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
 
     @functools.cached_property
     def module(self) -> RewardModule | PairRewardModule:

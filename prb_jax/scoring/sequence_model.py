@@ -23,6 +23,8 @@ from prb_jax.trees.tree import Tree
 class SequenceModel(RewardModel):
     """A reward model that scores plain sequences. Build with :func:`load_pair_model`."""
 
+    __repr__ = RewardModel.__repr__
+
     @property
     def decoder(self) -> DecoderConfig:
         """Raise TypeError: only streams need the configuration of a decoder."""

@@ -81,8 +81,8 @@ def convert(
     """
     if layout not in LAYOUTS:
         raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
-    written: str | None = choice_named(dtype, DTYPES)
-    if written is not None and written not in DTYPES:
+    chosen: str | None = choice_named(dtype, DTYPES)
+    if chosen is not None and chosen not in DTYPES:
         raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {quote(dtype)}")
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists() and not any((goal / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -102,10 +102,10 @@ def convert(
                 f"{', '.join(named)}: not for a run of `prb train`, but {path} is one; leave it out, or convert its "
                 "model folder"
             )
-        return _convert_run(path, goal, adapter=adapter, step=step, dtype=written)
+        return _convert_run(path, goal, adapter=adapter, step=step, dtype=chosen)
     if adapter or step is not None:
         raise RunError(f"{path}: adapter and step are for runs of `prb train`, which this is not")
-    opened, _ = open_reward_or_language_model(source, LoadOptions(dtype=written, **given))
+    opened, _ = open_reward_or_language_model(source, LoadOptions(dtype=chosen, **given))
     if opened.row is LANGUAGE_MODEL and (drop_bias or layout != "standard"):
         raise CheckpointError(f"{source}: a language model has no head: leave out drop_bias and layout")
     return _convert_checkpoint(opened, goal, drop_bias=drop_bias, layout=layout)

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import warnings
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ import prb_jax as prb
 from tests.json_lines import write_lines
 from tests.scoring.records import write_model
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"id": str(n), "user_id": "u", "question": "Tea?", "chosen": "Green tea.", "rejected": "No."}
     for n in range(3)
 ]
@@ -90,8 +91,9 @@ def test_missing_columns_list_those_found(tmp_path):
             prb.read_comparisons(source)
     with pytest.raises(prb.DataError, match="field 'rejected': missing; found 'question', 'chosen', 'worse'"):
         prb.read_comparisons([{"question": "?", "chosen": "a", "worse": "b"}])
-    with pytest.raises(prb.DataError, match=r"field 'question': missing; expected 'question' or 'prompt'$"):
+    with pytest.raises(prb.DataError, match="field 'question': missing") as raised:
         prb.Comparison(responses=["a", "b"])
+    assert "--columns" not in str(raised.value)
 
 
 def test_text_cut_in_python_is_one_warning(rm):
@@ -116,6 +118,9 @@ def test_objects_show_only_what_has_a_value(rm):
     assert repr(comparison).startswith("Comparison(id='0', prompt=(Message(role='user', content='Tea?'")
     result = prb.evaluate("baseline:length", ROWS, progress=False)
     assert repr(result).startswith("Evaluation(model='baseline:length', n=3, accuracy=1.0")
+    assert re.fullmatch(
+        r"RewardModel\(name='.*', model_type='qwen3', dtype='float32', readout='.*', devices=1\)", repr(rm)
+    )
     assert repr(prb.LoadOptions()) == "LoadOptions()"
     assert repr(prb.SampleOptions(n=4)) == "SampleOptions(n=4)"
     assert repr(prb.ServeOptions(port=1, token="secret")) == "ServeOptions(port=1)"

@@ -181,7 +181,9 @@ def test_a_full_disk_is_one_error(folder, data, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", full)
-        with pytest.raises(RunError, match=r"cannot write .*No space left on device; all that .* is kept"):
+        with pytest.raises(
+            RunError, match=r"cannot write .*No space left on device; all finished work is kept"
+        ):
             write_store(work, split="test")
     assert not list((tmp_path / "out").rglob("*.tmp"))
 

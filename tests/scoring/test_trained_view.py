@@ -71,6 +71,7 @@ def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, d
     assert "overrides" not in run_of(tmp_path / "plain")
     with warnings.catch_warnings():
         warnings.simplefilter("error", prb.PrbWarning)
+        warnings.filterwarnings("ignore", ".* did not fit the maximum length")
         options = {"profile_posts": 0, "protocol": "default", "max_length": LENGTH}
         prb.evaluate(run, data, out=tmp_path / "explicit", progress=False, **options)
     plain, explicit = (tmp_path / name / "scores.jsonl" for name in ("plain", "explicit"))
@@ -104,6 +105,7 @@ def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp
     options = {"profile_posts": view.profile_posts, "protocol": "default", "max_length": view.max_length}
     with warnings.catch_warnings():
         warnings.simplefilter("error", prb.PrbWarning)
+        warnings.filterwarnings("ignore", ".* did not fit the maximum length")
         for folder in folders:
             rm = prb.load(folder)
             assert rm.reader.trained == trained
