@@ -27,7 +27,7 @@ def test_evaluate_prints_a_table_and_writes_the_files_and_the_same_command_chang
     out = tmp_path / "run"
     assert evaluate() == 0
     captured = capsys.readouterr()
-    for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
+    for shown in ("length", "random", "profile-overlap", "prefers what the user wants", f"written to {out}"):
         assert shown in captured.out
     assert "9 of 9 pairs" in captured.err
     assert sorted(os.listdir(out)) == [
