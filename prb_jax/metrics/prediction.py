@@ -137,7 +137,7 @@ def fisher_interval(name: str, value: float, models: int) -> list[float] | None:
     }
     most = 1 - max(steps[name], 1e-15)
     z, half = math.atanh(min(max(value, -most), most)), 1.959964 * math.sqrt(scaled / count)
-    return [math.tanh(z - half), math.tanh(z + half)]
+    return [min(math.tanh(z - half), value), max(math.tanh(z + half), value)]  # holds a value of 1, too
 
 
 def bca_interval(
