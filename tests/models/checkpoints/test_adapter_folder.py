@@ -37,10 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
         "use_dora": True,
     },
     "experts": {
-        "target_modules": "all-linear",
+        "target_modules": ["q_proj"],
         "target_parameters": ["mlp.experts.gate_up_proj", "experts.down_proj"],
         "rank_pattern": {"mlp.experts.down_proj": 2},
     },
+    "all experts": {"target_modules": "all-linear", "target_parameters": ["mlp.experts.down_proj"]},
     "up alone": {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"], "use_rslora": True},
     "layers": {"target_modules": ["gate_proj"], "layers_to_transform": [1], "modules_to_save": ["norm"]},
 }
@@ -127,9 +128,10 @@ SWEEP = [
     for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "glm4")
     # these have one tensor for gate and up, the others one for each
     if case == "all-linear" or (case == "fused") == (family in ("phi3", "glm4"))
-    if case not in ("experts", "up alone")
+    if case not in ("experts", "all experts", "up alone")
 ]
 SWEEP += [
+    ("qwen3_moe-lead", "all experts"),
     ("mixtral", "experts"),
     ("qwen3_moe-lead", "experts"),
     ("gpt_oss", "experts"),
