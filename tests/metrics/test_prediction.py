@@ -230,5 +230,6 @@ def test_the_bootstrap_over_models_is_that_of_scipy():
 def test_a_perfect_order_of_few_models_is_not_certain():
     for name, count in (("spearman", 6), ("kendall", 6)):
         low, high = fisher_interval(name, 1.0, count)
-        assert 0.2 < low < 0.95 < high < 1
+        assert 0.2 < low < 0.95
+        assert high == 1
     assert fisher_interval("pearson", 0.5, 3) is None
