@@ -130,7 +130,17 @@ def test_the_linear_model_learns_the_words_that_each_persona_chose():
 def test_the_report_says_what_was_done_and_the_page_shows_both_models_and_their_training(result):
     for file, texts in (
         (result.report, ("| user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known")),
-        (result.page, ("scores/persona", "scores/user_blind", "Pairs to read", "<svg")),
+        (
+            result.page,
+            (
+                ">persona<",
+                ">user_blind<",
+                ">persona: training<",
+                ">user_blind: training<",
+                "Pairs to read",
+                "<svg",
+            ),
+        ),
     ):
         page = file.read_text(encoding="utf-8")
         assert [text for text in texts if text not in page] == []

@@ -89,9 +89,9 @@ class TreeScorer:
 
     def kept(self, tree: Tree) -> KeptPrefix:
         """Return the cached tokens of a tree's prefix, as many as a stream has room for."""
-        assert isinstance(self.shapes, StreamOptions)
         if self.cache is None:
             return KeptPrefix()
+        assert isinstance(self.shapes, StreamOptions)
         return self.cache.find(tree.prefix, most=self.shapes.fixed[-1].kept)
 
     def recall(self, made: ItemTree) -> tuple[dict[int, Score | PrbError], ItemTree | None]:

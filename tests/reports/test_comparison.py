@@ -27,6 +27,7 @@ def test_runs_are_compared_and_the_file_is_written(
     runs: Path, tmp_path: Path, prb: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
+    monkeypatch.setenv("COLUMNS", "160")  # no cell is broken
     command = ["compare", "length", runs / "random", "profile-overlap/"]
     shown = prb(*command, "--out", tmp_path / "new" / "out")
     compared = json.loads((tmp_path / "new" / "out" / "compare.json").read_text())

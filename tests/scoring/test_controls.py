@@ -162,8 +162,13 @@ def test_the_default_is_blind_where_a_profile_is_seen(
 
 
 def test_the_command_line_prints_the_gain(
-    folder: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    labelled: list[prb.Comparison],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # no cell is broken
     data = write_comparisons(tmp_path / "pairs.jsonl", labelled[:12])
     command = ["evaluate", str(folder), "--data", str(data), "--no-progress", "--out", str(tmp_path / "run")]
     assert cli.main([*command, "--controls", "all"]) == 0

@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         sys.executable, "-m", "prb_jax", "serve", str(folder), "--port", "0", "--max-bytes", "20000", "--max-items",
         "40", "--batch-tokens", "1024", "--max-length", "512",
     ]  # fmt: skip
-    log = folder / "log.txt"
+    log = tmp_path_factory.mktemp("log") / "log.txt"
     environment = os.environ | {"PRB_SERVE_TOKEN": "secret"}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)

@@ -151,9 +151,8 @@ def test_a_judge_that_gives_no_verdict_measures_nothing(protocol, options, tmp_p
     judge = summary["judge"]
     assert not {judge.get(key) for key in ("order_consistent_accuracy", "consistent", "mean_rating")} - {None}
     assert not (out / "users.csv").exists()
-    line = next(line for line in printed.out.splitlines() if line.strip().startswith("m "))
-    assert line.split()[1:] == ["–", "–", "–", "–", "–"]
-    assert f"no figure: {reason}" in " ".join(printed.out.split())
+    assert f"m has no accuracy on these data: {reason}." in " ".join(printed.out.split())
+    assert [line.split() for line in printed.out.splitlines() if line.strip() == "m"] == [["m"]]
     for runs in ((right.out, out), (out, right.out)):
         with pytest.raises(RunError, match=rf"run: its accuracy is not defined on these data \({reason}\)"):
             prb.compare(*runs)
