@@ -138,7 +138,7 @@ def dequantised(params: dict[str, Any]) -> dict[str, Any]:
             "qwen3_5",
             "qwen3_next",
         ],
-        few=(4, 6, 8),
+        few=(4, 6),
     ),
 )
 def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) -> None:
