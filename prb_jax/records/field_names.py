@@ -132,18 +132,8 @@ class FieldNames:
 RECORD: Final = FieldNames()  # no mapped columns
 
 _CONTENTS: Final = frozenset(
-    (
-        "question",
-        "prompt",
-        "chosen",
-        "rejected",
-        "responses",
-        "labels",
-        "profile",
-        "rubric_aspects",
-        "narrative",
-    )
-) | frozenset(LAYOUT_COLUMNS)
+    (*_CONVERSATIONS, "labels", "profile", "rubric_aspects", "narrative", *LAYOUT_COLUMNS)
+)
 
 
 def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
