@@ -28,12 +28,16 @@ def trl_rows(
     Returns:
       Rows of `prompt`, `chosen` and `rejected`, with those fields of the comparison that are present: `tools` (as JSON,
       which TRL reads), `chat_template_kwargs`, `margin`, `user_id`, `profile`, `subset` and `category`. Private fields
-      are left out.
+      are left out. Where the two conversations of any comparison differ from their first message on, no row has a
+      `prompt`, and `chosen` and `rejected` are whole conversations: TRL cannot read an empty prompt, and all rows of a
+      file need the same columns.
 
     Raises:
       DataError: Errors of :func:`prb_jax.read_comparisons`, or a comparison lacks labels.
     """
-    for comparison in each_comparison(data, subset=subset, split=split):
+    read = data if isinstance(data, str | Path) else list(each_comparison(data, subset=subset, split=split))
+    whole = any(not one.prompt for one in each_comparison(read, subset=subset, split=split))
+    for comparison in each_comparison(read, subset=subset, split=split):
         if comparison.labels is None:
             raise DataError(f"comparison {quote(comparison.id)}: field 'labels': missing")
         seen = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
@@ -58,10 +62,8 @@ def trl_rows(
         ]
         for better, worse in pairs:
             name = comparison.id if len(answers) == 2 else f"{comparison.id}#{better}-{worse}"
-            yield {
-                "id": name,
-                "prompt": prompt,
-                "chosen": answers[better],
-                "rejected": answers[worse],
-                **about,
-            }
+            sides = {"chosen": answers[better], "rejected": answers[worse]}
+            if whole:
+                yield {"id": name, **{side: prompt + answer for side, answer in sides.items()}, **about}
+            else:
+                yield {"id": name, "prompt": prompt, **sides, **about}

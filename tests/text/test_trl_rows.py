@@ -46,16 +46,18 @@ def test_trl_tokenises_the_rows_as_they_are_scored(tmp_path: Path) -> None:
     from trl.trainer.reward_trainer import RewardTrainer
 
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.WITH_TOOLS))
-    comparisons = prb.read_comparisons(DATA)
-    for posts in (0, 1):
-        shown = comparisons if posts == 0 else comparisons[:5]  # rendered text has no place for posts
-        rows = list(prb.trl_rows(shown, profile_posts=posts))
+    prepare: Any = RewardTrainer._prepare_dataset
+    options = SimpleNamespace(dataset_num_proc=None, max_length=None)
+    with_prompt = [row for row in DATA if row["id"] != "c3"]  # c3 has no common first message
+    for posts, data in ((0, DATA), (0, with_prompt), (1, DATA[:5]), (1, with_prompt[:4])):
+        shown = prb.read_comparisons(data)  # rendered text, the last record, has no place for posts
+        rows = list(prb.trl_rows(iter(data), profile_posts=posts))
         trees = encode_comparisons(shown, chat, view=View(posts))
         assert [row["id"] for row in rows] == [one.id for one in shown]
+        assert {"prompt" in row for row in rows} == {data[3]["id"] != "c3"}
         for row, tree in zip(rows, trees, strict=True):
-            options: Any = SimpleNamespace(dataset_num_proc=None, max_length=None)
             table = Dataset.from_list([row])
-            read = RewardTrainer._prepare_dataset(SimpleNamespace(), table, chat.tokenizer, options, "train")  # pyright: ignore[reportArgumentType]
+            read = prepare(SimpleNamespace(), table, chat.tokenizer, options, "train")
             ids = [tree.sequence(k).tolist() for k in (0, 1)]
             assert [read[0]["chosen_ids"], read[0]["rejected_ids"]] == ids
     assert [row.keys() - {"id", "prompt", "chosen", "rejected"} for row in prb.trl_rows(DATA)] == [
