@@ -35,8 +35,8 @@ from prb_jax.metrics.prediction import Cells, draw_weights, pooled
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import init_params
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources import personas
 from prb_jax.records.writing import json_line

@@ -20,7 +20,7 @@ from prb_jax.personal.few_shot.choices import Choices, UserRows
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.saved import UserStates, save_states
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 
 METHOD, WIDTH, BASES, RESPONSES = "lore_free", 384, 8, 3_000
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.models.readouts.load_options import LoadOptions
     from prb_jax.personal.features import FeatureOptions, FeatureStore
+    from prb_jax.plugins import register_plugin
     from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.records.sources.prepare import Prepared, prepare
     from prb_jax.records.sources.reading import read_comparisons
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import Scorer
-    from prb_jax.seams import register_plugin
     from prb_jax.serving.options import Limits, ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import serve
@@ -98,7 +98,7 @@ _HOMES = {
         "behaviour.judges.options": "JudgeOptions",
         "personal.features": "FeatureOptions FeatureStore",
         "scoring.personalised": "PersonalisedModel",
-        "seams": "register_plugin",
+        "plugins": "register_plugin",
         "models.readouts.load_options": "LoadOptions",
         "scoring.remote.options": "EndpointOptions",
         "reports.comparison": "compare",

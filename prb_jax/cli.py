@@ -22,10 +22,10 @@ from prb_jax.commands.process import (
 from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.platform.paths import names_url, shown
 from prb_jax.platform.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
-from prb_jax.platform.processes.sharing import refuse_together
+from prb_jax.platform.processes.refusals import refuse_together
 from prb_jax.platform.storage.urls import localise_options, names_in_output, session
+from prb_jax.plugins import import_plugins
 from prb_jax.runs import set_command_line
-from prb_jax.seams import import_plugins
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2

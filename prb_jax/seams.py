@@ -2,38 +2,17 @@
 
 `BUILTIN` names the parts of this package that the core (a score and a gradient) needs only for some models, machines
 or data. The core gets them here and never imports them directly. All other values are plug-ins: from a package with an
-entry point, from a module of `--import`, or from a Python file.
-
-A package offers a plug-in by an entry point in its `pyproject.toml`; each kind has a group (`KINDS`):
-
-    [project.entry-points."prb_jax.rewards"]
-    short = "my_package.rewards:short"
-
-A module of `--import` offers a plug-in by calling :func:`register_plugin`.
+entry point, from a module of `--import`, or from a Python file; :mod:`prb_jax.plugins` finds them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import runpy
-import sys
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache, wraps
-from hashlib import sha256
-from importlib import import_module, metadata
-from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
-
-from prb_jax.errors import PrbError, PrbWarning, RunError, quote
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
 
 KINDS: Final = {
-    "backbones": "prb_jax.models.config.families:Family",
+    "backbones": "prb_jax.models.config.family:Family",
     "benchmarks": "prb_jax.records.benchmarks.benchmark:Benchmark",
     "readouts": "prb_jax.models.readouts.row:ModelRow",
     "few_shot": "prb_jax.personal.few_shot.protocol:Method",
@@ -43,11 +22,7 @@ KINDS: Final = {
 """The kinds of plug-ins, each with the type of its values; the group of entry points of a kind is "prb_jax.KIND"."""
 
 _FEW_SHOT: Final = "prb_jax.personal.few_shot"
-_METHODS: Final = (
-    "pooled offset bayes stacked individual nearest attention pref vpl pal gpo mrm sparse lora "
-    "profile_in_context"
-)
-
+_METHODS: Final = "pooled offset bayes stacked individual nearest attention pref vpl pal gpo mrm sparse lora"
 _BENCHMARKS: Final = (
     "prb rewardbench rewardbench2 rm-bench judgebench llmbar prefeval community-alignment prism rmgap multipref "
     "evaluesteer alignx personalllm"
@@ -59,6 +34,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
         "gpu": "prb_jax.models.attention.cudnn:CUDNN",
         "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+        "over mesh": "prb_jax.models.attention.mesh:over_mesh",
         "many blocks": "prb_jax.models.attention.batched:attend_many",
     },
     "benchmarks": {
@@ -78,10 +54,12 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "experts": {
         "declare": "prb_jax.models.experts:declare_experts",
         "run": "prb_jax.models.experts:run_experts",
+        "sizes": "prb_jax.models.config.experts:parse_experts",
         "tensors": "prb_jax.models.checkpoints.expert_tensors:one_by_one",
     },
     "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
     | {
+        "profile_in_context": f"{_FEW_SHOT}.profile_in_context:METHOD",
         "lore": f"{_FEW_SHOT}.lore:LORE",
         "lore_free": f"{_FEW_SHOT}.lore:LORE_FREE",
         "user_embedding": f"{_FEW_SHOT}.user_embedding:INDIVIDUAL",
@@ -89,6 +67,8 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "lora_users": f"{_FEW_SHOT}.lora:USERS",
     },
     "evaluation": {
+        "adapted": "prb_jax.scoring.history:with_history",
+        "history": "prb_jax.scoring.history:read_history",
         "aspects": "prb_jax.scoring.prompt_extras:show_aspects",
         "baselines": "prb_jax.scoring.baseline_rows:all_baselines",
         "benchmark check": "prb_jax.scoring.benchmark_scores:check_benchmarks",
@@ -97,15 +77,22 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "clusters": "prb_jax.runs.clusters:write_clusters",
         "controls": "prb_jax.scoring.controls:choose_controls",
         "control figures": "prb_jax.scoring.controls:control_figures",
-        "derived users": "prb_jax.scoring.derived_users:derived_users",
+        "check too long": "prb_jax.scoring.left_out:check_too_long",
         "leave out": "prb_jax.scoring.left_out:leave_out",
+        "prepared": "prb_jax.scoring.prepared_tokens:tokens_of_job",
+        "summary": "prb_jax.scoring.summary:sum_up",
         "tokens": "prb_jax.scoring.prepared_tokens:stored_comparisons",
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
     "formats": {
         "csv": "prb_jax.records.csv_files:csv_rows",
+        "foreign column": "prb_jax.records.foreign_fields:is_foreign_column",
+        "foreign fields": "prb_jax.records.foreign_fields:ForeignMapper",
+        "message field": "prb_jax.records.foreign_fields:nearest_message_field",
+        "other": "prb_jax.records.other_files:other_rows",
         "parquet": "prb_jax.records.arrow_tables:parquet_values",
         "parquet rows": "prb_jax.records.arrow_tables:parquet_rows",
+        "remarks": "prb_jax.records.remarks:with_remarks",
         "table": "prb_jax.records.arrow_tables:table_values",
     },
     "kernel tables": {
@@ -114,24 +101,66 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "table": "prb_jax.trees.kernel_tables:kernel_table",
     },
     "large data": {
+        "digest": "prb_jax.records.large_lines:large_digest",
         "join": "prb_jax.records.sources.large:join_large",
         "open": "prb_jax.records.sources.large:open_large",
+        "table": "prb_jax.scoring.large_table:LargeTable",
+        "train": "prb_jax.training.large_data:read_large",
+    },
+    "meshes": {"make": "prb_jax.platform.meshes:mesh_of"},
+    "messages": {
+        "context": "prb_jax.records.messages:context_of",
+        "read": "prb_jax.records.messages:read_messages",
+        "rendered": "prb_jax.records.messages:rendered_text",
+    },
+    "mixed layers": {
+        "gated queries": "prb_jax.models.gated_queries:declare_gated_queries",
+        "kinds": "prb_jax.models.config.mixed_layers:mixed_kinds",
+        "stacks": "prb_jax.models.mixed_stacks:MixedStacks",
     },
     "models": {
         "adapter": "prb_jax.models.checkpoints.adapter_folder:adapted_folder",
         "adapted weights": "prb_jax.models.checkpoints.adapter_folder:index_adapted",
         "as stored": "prb_jax.models.checkpoints.as_stored:as_stored",
+        "exported": "prb_jax.models.checkpoints.exported:check_exported",
+        "hub": "prb_jax.models.checkpoints.hub_folder:snapshot_of",
         "module": "prb_jax.models.readouts.module:reward_module",
         "named readout": "prb_jax.models.readouts.named:named_row",
+        "origin of family": "prb_jax.models.config.families:origin_of",
+        "text part": "prb_jax.models.config.families:text_model",
+        "text tensors": "prb_jax.models.checkpoints.beside_vision:text_tensors",
+        "unknown architecture": "prb_jax.models.config.unknown:unknown_architecture",
         "out of range": "prb_jax.models.checkpoints.out_of_range:explain_scores",
+        "recognised": "prb_jax.models.readouts.recognise:Recognised",
         "soft prompts": "prb_jax.personal.prompts:load_prompts",
     },
     "parts": {
         "finish": "prb_jax.runs.parts:finish_part",
         "parse": "prb_jax.runs.parts:parse_part",
     },
+    "progress": {
+        "compiling": "prb_jax.runs.progress:compiling",
+        "rows": "prb_jax.scoring.progress:show_rows",
+    },
+    "rematerialised": {
+        "body": "prb_jax.models.rematerialised:rematerialised",
+        "gather": "prb_jax.models.rematerialised:gatherer",
+    },
+    "runs": {
+        "check inputs": "prb_jax.runs.other_inputs:check_same_inputs",
+        "check record": "prb_jax.runs.sealed:check_record",
+        "check sealed": "prb_jax.runs.sealed:check_sealed",
+        "read rows": "prb_jax.runs.read_rows:read_rows",
+        "seal": "prb_jax.runs.sealed:seal",
+    },
     "processes": {
+        "agreement": "prb_jax.platform.processes.agreement:check_agreement",
+        "fetch": "prb_jax.platform.processes.collectives:fetched",
+        "gather": "prb_jax.platform.processes.collectives:gathered",
+        "share": "prb_jax.platform.processes.collectives:broadcast",
+        "stops at a step": "prb_jax.platform.processes.job:stops_at_a_step",
         "encode": "prb_jax.scoring.encode_together:encode_part",
+        "encode all": "prb_jax.scoring.encode_together:encode_by_processes",
         "same evaluation": "prb_jax.scoring.same_choices:check_same_evaluation",
     },
     "projections": {
@@ -150,20 +179,25 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "chunks": "prb_jax.trees.chunk_tables:chunk_table",
         "declare": "prb_jax.models.delta_layer:declare",
         "mix": "prb_jax.models.delta_layer:mix",
+        "mixers": "prb_jax.models.config.recurrence:layer_mixers",
+        "sizes": "prb_jax.models.config.recurrence:parse_recurrence",
         "stream": "prb_jax.models.delta_layer:over_stream",
     },
     "ropes": {
         "llama3": "prb_jax.models.scaled_ropes:llama3",
         "longrope": "prb_jax.models.scaled_ropes:longrope",
+        "parse": "prb_jax.models.config.ropes:parse_ropes",
         "yarn": "prb_jax.models.scaled_ropes:yarn",
         "yarn attention": "prb_jax.models.scaled_ropes:yarn_attention_factor",
     },
     "scorers": {
         "baseline": "prb_jax.scoring.baselines:baseline_scorer",
+        "own": "prb_jax.scoring.own_scorer:OwnScorer",
         "plug-in": "prb_jax.scoring.plain:plugin_scorer",
         "file": "prb_jax.scoring.plain:file_scorer",
         "function": "prb_jax.scoring.plain:function_scorer",
         "module": "prb_jax.scoring.module_model:load_module",
+        "other kind": "prb_jax.scoring.kinds:open_other",
         "server": "prb_jax.scoring.remote.score_server:open_remote",
         "class server": "prb_jax.scoring.remote.score_server:open_class_server",
         "implicit rewards": "prb_jax.scoring.implicit:load_implicit",
@@ -173,6 +207,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "benchmark": "prb_jax.records.sources.benchmarks:BenchmarkSource",
         "folder": "prb_jax.records.sources.folders:open_folder",
         "hub": "prb_jax.records.sources.folders:open_hub",
+        "python": "prb_jax.records.sources.python:PythonSource",
         "published": "prb_jax.records.sources.benchmarks:open_published",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
         "prepared text": "prb_jax.records.sources.prepared:check_text",
@@ -184,7 +219,16 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "tables": {
         "baselines": "prb_jax.scoring.baselines:BASELINES",
+        "families": "prb_jax.models.config.families:FAMILIES",
         "readouts": "prb_jax.models.readouts.registry:ROWS",
+    },
+    "templates": {
+        "clock": "prb_jax.text.template_clock:fix_clock",
+        "compile": "prb_jax.text.rendering:compile_template",
+        "last token": "prb_jax.text.text_rules:last_token",
+        "suffix": "prb_jax.text.text_rules:checked_suffix",
+        "normaliser": "prb_jax.text.normalisers:check_growth",
+        "own mark": "prb_jax.text.own_marks:own_mark",
     },
     "tokenizers": dict.fromkeys(
         ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
@@ -192,8 +236,16 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "training": {
         "judge": "prb_jax.behaviour.rl.judged:open_judged",
         "kinds of judge": "prb_jax.behaviour.rl.judged:kinds_of",
+        "check wandb": "prb_jax.runs.weights_and_biases:check_wandb",
         "module": "prb_jax.training.modules:start_from_module",
+        "soft prompts": "prb_jax.training.soft_prompts:soft_prompts_of_run",
+        "wandb": "prb_jax.runs.weights_and_biases:start_wandb",
         "module trainer": "prb_jax.training.modules:ModuleTrainer",
+    },
+    "views": {"trained": "prb_jax.text.trained_view:read_trained_view"},
+    "weights explained": {
+        "head": "prb_jax.models.checkpoints.explained:missing_head",
+        "none": "prb_jax.models.checkpoints.explained:no_weights",
     },
     "weights": dict.fromkeys(
         (".bin", ".pt", ".pth"), "prb_jax.models.checkpoints.torch_file:read_torch_file"
@@ -214,82 +266,23 @@ class Plugin:
     origin: str
 
 
-_registered: dict[tuple[str, str], Plugin] = {}
-_broken: set[tuple[str, str]] = set()  # kinds and names whose failure was already reported
-_imported: set[Path] = set()  # files of `--import`
-
-
-def register_plugin(kind: str, name: str, value: Any) -> None:
-    """Offer a plug-in under a name, for a module of `--import`, or from Python.
-
-    Args:
-      kind: One of "backbones", "benchmarks", "readouts", "few_shot", "gates", "rewards".
-      name: Name of the plug-in for users.
-      value: Plug-in itself; `docs/plugins.md` describes the type for each kind.
-
-    Raises:
-      RunError: If the kind is unknown.
-    """
-    if kind not in KINDS:
-        raise RunError(f"plug-in {quote(name)}: no kind {quote(kind)}; expected one of {', '.join(KINDS)}")
-    module = getattr(value, "__module__", None) or type(value).__module__
-    _registered[kind, name] = Plugin(name, value, f"registered, of module {module}")
-
-
-def _group(kind: str) -> str:
-    return ".".join(("prb_jax", kind))
-
-
-@cache
-def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
-    return metadata.entry_points(group=_group(kind))
-
-
 def names(kind: str) -> tuple[str, ...]:
     """Return the names of a kind without importing the values: first `BUILTIN`, then plug-ins, sorted."""
     builtin = BUILTIN.get(kind, {})
-    offered = {entry.name for entry in _entry_points(kind, tuple(sys.path))}
-    offered |= {name for of, name in _registered if of == kind}
+    offered: set[str] = value_at("prb_jax.plugins:offered_names")(kind)
     return (*builtin, *sorted(offered - builtin.keys()))
 
 
 def get(kind: str, name: str) -> Plugin:
-    """Return the value of a kind and name: from `BUILTIN`, else registered, else from an entry point.
-
-    A value of `BUILTIN` has an empty origin. A plug-in has the type of its kind. An exception of a plug-in function
-    becomes a RunError that names its package.
+    """Return the value of a kind and name: from `BUILTIN`, with an empty origin, else a plug-in.
 
     Raises:
-      RunError: If no package or more than one offers this name, or if the package fails or offers another type.
+      RunError: No package or more than one offers this name, or the package fails or offers another type.
     """
-    if place := BUILTIN.get(kind, {}).get(name):
-        return Plugin(name, value_at(place), "")
-    if (plugin := _registered.get((kind, name))) is None:
-        group = _group(kind)
-        entries = list(_entry_points(kind, tuple(sys.path)).select(name=name))
-        if not entries:
-            offered = ", ".join(names(kind)) or "none is installed"
-            raise RunError(
-                f"no plug-in {quote(name)} among the entry points {group}: expected one of: {offered}"
-            )
-        origins = [f"{entry.dist.name} {entry.dist.version}" if entry.dist else "?" for entry in entries]
-        if len({entry.value for entry in entries}) > 1:
-            raise RunError(f"entry point {group}: {name}: offered by {' and by '.join(origins)}: remove one")
-        try:
-            value = entries[0].load()
-        except (Exception, SystemExit) as error:
-            raise RunError(
-                f"{origins[0]}: its entry point {group}: {name} = {entries[0].value} fails: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        plugin = Plugin(name, value, origins[0])
-    expected = value_at(KINDS[kind])
-    if not isinstance(plugin.value, expected):
-        raise RunError(
-            f"{plugin.origin}: {kind} {quote(name)}: expected a "
-            f"{'function' if expected is Callable else expected.__name__}, found {type(plugin.value).__name__}"
-        )
-    return replace(plugin, value=guarded(plugin.value, plugin.origin)) if expected is Callable else plugin
+    place = BUILTIN.get(kind, {}).get(name)
+    if place is None:
+        return value_at("prb_jax.plugins:find")(kind, name)
+    return Plugin(name, value_at(place), "")
 
 
 def value_at(place: str) -> Any:
@@ -298,99 +291,7 @@ def value_at(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def usable_plugins(kind: str) -> list[Plugin]:
-    """Return all plug-ins of a kind, not requested by name; leave out a failing one and warn of it once."""
-    plugins = []
-    for name in names(kind)[len(BUILTIN.get(kind, {})) :]:
-        if (kind, name) in _broken and (kind, name) not in _registered:
-            continue
-        try:
-            plugins.append(get(kind, name))
-        except RunError as error:
-            _broken.add((kind, name))
-            warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)
-    return plugins
-
-
-@contextlib.contextmanager
-def errors_of(origin: str) -> Iterator[None]:
-    """Turn an error in a plug-in's code into a RunError that names its package; without an origin, re-raise it."""
-    try:
-        yield
-    except PrbError:
-        raise
-    except (Exception, SystemExit) as error:
-        if not origin:
-            raise
-        raise RunError(f"{origin}: fails: {type(error).__name__}: {error}") from error
-
-
-def guarded(function: Callable[Given, Result], origin: str) -> Callable[Given, Result]:
-    """Return a plug-in's function wrapped in :func:`errors_of`."""
-
-    @wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-        with errors_of(origin):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def import_plugins(modules: list[str]) -> None:
-    """Import the modules of `--import`, which register plug-ins: files, or module names (also in the working
-    directory).
-
-    Raises:
-      RunError: If a module does not exist or fails.
-    """
-    for module in modules:
-        if module.endswith(".py"):
-            _run(module)
-            _imported.add(Path(module).resolve())
-            continue
-        sys.path.append(os.getcwd())
-        try:
-            import_module(module)
-        except PrbError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise RunError(f"--import {module}: {type(error).__name__}: {error}") from error
-        finally:
-            sys.path.remove(os.getcwd())
-
-
 def is_python_value(text: object) -> bool:
     """Return whether a text names a value of a Python file, as FILE.py:NAME."""
     file, colon, name = str(text).rpartition(":")
     return isinstance(text, str) and bool(colon) and file.endswith(".py") and name.isidentifier()
-
-
-def is_imported(text: str) -> bool:
-    """Return whether the user passed the file of FILE.py:NAME to `--import`, and so allows it to run."""
-    return Path(text.rpartition(":")[0]).resolve() in _imported
-
-
-def python_value(text: str) -> Plugin:
-    """Return the value of FILE.py:NAME; its origin contains the digest of the file.
-
-    Raises:
-      RunError: If the file or name does not exist, or the file fails.
-    """
-    file, _, name = text.rpartition(":")
-    namespace = _run(file)
-    if name not in namespace:
-        raise RunError(f"{file}: expected {quote(name)} in it, found none")
-    return Plugin(
-        name, namespace[name], f"{Path(file).name}, sha256 {sha256(Path(file).read_bytes()).hexdigest()}"
-    )
-
-
-def _run(file: str) -> dict[str, Any]:
-    if not Path(file).is_file():
-        raise RunError(f"{file}: no such file; expected a Python file")
-    try:
-        return runpy.run_path(file)
-    except PrbError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RunError(f"{file}: the file fails: {type(error).__name__}: {error}") from error

@@ -24,7 +24,7 @@ from prb_jax.building.settings import BuildSettings
 from prb_jax.records.files import read_rows
 from prb_jax.records.options import flat_settings
 from prb_jax.runs.rows import RowFile
-from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.training.config import TrainSettings
 from tests.test_rooms import ORDER
 from tests.tiny_models import write_model_without_torch

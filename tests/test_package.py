@@ -12,7 +12,7 @@ import pytest
 
 import prb_jax
 from prb_jax import PrbWarning, RunError, cli
-from prb_jax.errors import EXTRAS, has_extra, need_extra
+from prb_jax.platform.extras import EXTRAS, has_extra, need_extra
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("jax", "flax", "transformers", "torch", "numpy", "datasets", "rich", "tensorflow")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from prb_jax.seams import BUILTIN, KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +19,7 @@ PACKAGE = "prb_jax"
 
 # A room imports from itself, from its own line and from the lines above it.
 ORDER = (
-    ("errors", "version", "seams"),
+    ("errors", "version", "seams", "plugins"),
     ("platform",),
     ("metrics",),
     ("records",),
@@ -76,12 +78,60 @@ BEHIND_SEAMS = (
     "prb_jax.trees.kernel_tables",
     "prb_jax.trees.paper",
     "prb_jax.personal.few_shot",
+    "prb_jax.models.checkpoints.exported",
+    "prb_jax.models.checkpoints.hub_folder",
+    "prb_jax.models.config.experts",
+    "prb_jax.models.config.families",
+    "prb_jax.models.config.mixed_layers",
+    "prb_jax.models.config.recurrence",
+    "prb_jax.models.config.ropes",
+    "prb_jax.models.config.unknown",
+    "prb_jax.models.mixed_stacks",
+    "prb_jax.models.readouts.recognise",
+    "prb_jax.models.readouts.row",
+    "prb_jax.platform.hub",
+    "prb_jax.platform.processes.collectives",
+    "prb_jax.records.foreign_fields",
+    "prb_jax.records.layouts",
+    "prb_jax.records.messages",
+    "prb_jax.records.other_files",
+    "prb_jax.records.remarks",
+    "prb_jax.records.template_marks",
+    "prb_jax.records.sources.python",
+    "prb_jax.records.sources.recorded",
+    "prb_jax.scoring.large_table",
+    "prb_jax.text.normalisers",
+    "prb_jax.text.own_marks",
+    "prb_jax.text.template_clock",
 )
 """Modules and rooms that the core finds by name, in the table of `prb_jax.seams`, and never imports."""
 
 CORE = {
     "prb_jax.scoring.evaluate": (
         *BEHIND_SEAMS,
+        "prb_jax.metrics.clusters",
+        "prb_jax.metrics.coverage",
+        "prb_jax.metrics.summary",
+        "prb_jax.metrics.uncertainty",
+        "prb_jax.models.flops",
+        "prb_jax.platform.meshes",
+        "prb_jax.platform.processes.agreement",
+        "prb_jax.plugins",
+        "prb_jax.records.digests",
+        "prb_jax.records.large_lines",
+        "prb_jax.records.schema",
+        "prb_jax.runs.other_inputs",
+        "prb_jax.runs.progress",
+        "prb_jax.runs.read_rows",
+        "prb_jax.runs.sealed",
+        "prb_jax.runs.users",
+        "prb_jax.scoring.clusters",
+        "prb_jax.scoring.history",
+        "prb_jax.scoring.kinds",
+        "prb_jax.scoring.progress",
+        "prb_jax.scoring.summary",
+        "prb_jax.text.prompts",
+        "prb_jax.text.trained_view",
         "prb_jax.records.benchmarks",
         "prb_jax.records.sources.prepared",
         "prb_jax.trees.sequences",
@@ -118,6 +168,9 @@ CORE = {
     "prb_jax.training.train": BEHIND_SEAMS,
 }
 """The two ways into the core, a score and a gradient, and what they do not import."""
+
+LARGEST = (("prb_jax.scoring.evaluate", 80, 13_100), ("prb_jax.training.train", 106, 18_700))
+"""Ways into the core, and how many files and lines they may reach by imports."""
 
 
 @dataclass(frozen=True, order=True)
@@ -278,6 +331,14 @@ def test_the_core_imports_nothing_behind_a_seam():
         for room in behind:
             assert [name for name in modules if f"{name}.".startswith(f"{room}.")], room
             assert not [name for name in found if f"{name}.".startswith(f"{room}.")], start
+
+
+@pytest.mark.parametrize(("start", "files", "lines"), LARGEST)
+def test_the_core_stays_small(start, files, lines):
+    modules = modules_of(ROOT)
+    found = [modules[name] for name in reached(start, ROOT)]
+    assert len(found) <= files
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in found) <= lines
 
 
 def test_every_place_of_the_table_of_seams_is_a_value():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax import cli, seams
+from prb_jax import cli, plugins
 from prb_jax.building.settings import GATES
 from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
 from prb_jax.models.checkpoints.load import load_params
@@ -158,7 +158,7 @@ def test_a_backbone_of_an_imported_file(tmp_path, capsys):
         assert cli.main(["inspect", str(folder), "--import", str(mine)]) == 0, capsys.readouterr().err
         assert "relu2" in capsys.readouterr().out
     finally:
-        seams._registered.pop(("backbones", "arcee"), None)
+        plugins._registered.pop(("backbones", "arcee"), None)
 
 
 def test_fields_of_a_backbone_have_the_type_of_their_default():
@@ -174,7 +174,7 @@ def test_fields_of_a_backbone_have_the_type_of_their_default():
         ):
             parse_config(raw | {"sharpness": "high"}, where="c")
     finally:
-        seams._registered.pop(("backbones", "own"), None)
+        plugins._registered.pop(("backbones", "own"), None)
 
 
 def test_a_gate(plugged, tmp_path):
@@ -246,7 +246,7 @@ def test_a_python_file_gives_data_and_a_reward(tmp_path, capsys, monkeypatch):
 
 def test_a_module_registers_plug_ins(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(seams, "_registered", {})
+    monkeypatch.setattr(plugins, "_registered", {})
     Path("calm_plugin.py").write_text(
         "import prb_jax as prb\n"
         "prb.register_plugin('rewards', 'calm', lambda c: [-text.count('!') for text in c.responses])\n"
@@ -297,7 +297,7 @@ def broken(tmp_path, monkeypatch):
         "def ends(comparison):\n    raise SystemExit(0)\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(seams, "_broken", set())
+    monkeypatch.setattr(plugins, "_broken", set())
 
 
 def test_a_broken_read_out_stops_no_other_model(broken, tmp_path):
@@ -346,4 +346,4 @@ def test_other_broken_plug_ins_are_left_out_and_named(broken, tmp_path):
     file.write_text("import sys\nsys.exit(0)\n")
     for module in (str(file), "broken_exit"):  # the command would end with status 0
         with pytest.raises(prb.RunError, match=r"(leaves.py: the file|--import broken_exit).*SystemExit: 0"):
-            seams.import_plugins([module])
+            plugins.import_plugins([module])

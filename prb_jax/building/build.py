@@ -21,7 +21,8 @@ from prb_jax.building.prompts import prompts_digest
 from prb_jax.building.records import Record, load_redactor, read_records, redact
 from prb_jax.building.settings import BuildSettings, load_build_settings
 from prb_jax.building.writing import WrittenLine, lacking, match_pairs, read_candidates, write_rows
-from prb_jax.errors import RunError, listed, need_extra, quote
+from prb_jax.errors import RunError, listed, quote
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.reading import read_object
 from prb_jax.records.writing import write_json
 from prb_jax.runs.kind import SUMMARY, RunKind, RunResult

@@ -22,7 +22,7 @@ from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.records.intake import digest
 from prb_jax.records.options import flat_settings
 from prb_jax.runs.rows import Row
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.seams import get
 from prb_jax.version import __version__, computing_versions
 

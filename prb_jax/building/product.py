@@ -20,7 +20,7 @@ from prb_jax.metrics.clusters import Components
 from prb_jax.records.sources.folders import README
 from prb_jax.records.sources.prepare import prepare
 from prb_jax.records.writing import whole_file, write_file, writing
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 
 PAIRS: Final = "pairs.jsonl"
 DROPPED: Final = "dropped.jsonl"

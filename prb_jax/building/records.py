@@ -9,7 +9,8 @@ from itertools import combinations
 from typing import Final
 
 from prb_jax.building.settings import BuildSettings
-from prb_jax.errors import DataError, need_extra, quote
+from prb_jax.errors import DataError, quote
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.sources.reading import each_row
 from prb_jax.records.sources.source import short_name

@@ -108,7 +108,7 @@ def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None
     enable_compilation_cache()
     if distributed:
         start_job(after_interrupt=after_interrupt)
-    from prb_jax.platform.sharding import all_devices
+    from prb_jax.platform.meshes import all_devices
 
     all_devices()  # on a machine without devices, fail before anything is read
 

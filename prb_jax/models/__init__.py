@@ -13,7 +13,7 @@ AttentionName = Literal["auto", "xla"]
 
 Remat = Literal["auto", "none", "dots", "full"]
 """Activations that the backward pass recomputes: chosen by memory (:mod:`prb_jax.training.memory`), or a policy of
-:func:`prb_jax.models.decoder_layer.rematerialised`."""
+:func:`prb_jax.models.rematerialised.rematerialised`."""
 
 REMAT: Remat = "auto"
 """Default of training."""

@@ -32,12 +32,13 @@ from prb_jax.errors import short_repr
 from prb_jax.models import delta_cache
 from prb_jax.models.attention.walk import with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT, Recurrence
+from prb_jax.models.config.family import ATTENTION, RECURRENT
+from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
 from prb_jax.models.delta_cache import RecurrentPrefix, RecurrentSuffix
 from prb_jax.models.delta_layer import EndStates
-from prb_jax.models.layer_stacks import LayerStacks
+from prb_jax.models.layer_stacks import stacks_of
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.platform.sharding import Constrain, constrainer
@@ -184,7 +185,7 @@ def put_rows(old: jax.Array, new: jax.Array, trees: jax.Array) -> jax.Array:
 
 def layers_of(decoder: Decoder) -> tuple[nnx.State, ...]:
     """Return the state of each layer, sliced from the stack once for many tokens."""
-    stacks = LayerStacks(decoder.layers)
+    stacks = stacks_of(decoder.layers)
     return tuple(stacks.at(number) for number in range(decoder.config.num_hidden_layers))
 
 
@@ -262,7 +263,7 @@ def try_tokens(
         return split(x, [None if axis == "tokens" else axis for axis in axes])
 
     decoder = bind(config, params)
-    graphs = LayerStacks(decoder.layers).graphs
+    graphs = stacks_of(decoder.layers).graphs
     flat = tokens.reshape(shape[0], -1)
     x = constrain(decoder.scaled(decoder.rows(flat, dtype)), ("batch", None, None))
     positions = prefix.lengths[:, None] + places.reshape(flat.shape)

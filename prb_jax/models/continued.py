@@ -26,10 +26,9 @@ from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor, w
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
-from prb_jax.models.head import States
+from prb_jax.models.head import States, read_out
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.models.model import bind
-from prb_jax.models.readouts.rules import read_out
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer
 from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
@@ -77,7 +76,7 @@ def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) 
     Args:
       config: Architecture.
       dtype: Dtype of activations.
-      readout: Read-out; see :func:`prb_jax.models.readouts.rules.choose_readout`.
+      readout: Read-out; see :func:`prb_jax.models.head.choose_readout`.
     """
     return jax.jit(functools.partial(_score, config=config, dtype=dtype, readout=readout))
 

@@ -25,8 +25,7 @@ from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layer_kinds import ATTENTION, EXPERTS, RECURRENT, Kind
+from prb_jax.models.config.family import ATTENTION, EXPERTS, RECURRENT, Kind, known_families
 from prb_jax.models.decoder_layer import (
     DecoderLayer,
     LayerContext,
@@ -37,7 +36,7 @@ from prb_jax.models.decoder_layer import (
     rematerialised,
     splits_weights,
 )
-from prb_jax.models.layer_stacks import Kept, LayerStacks
+from prb_jax.models.layer_stacks import Kept, stacks_of
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.platform.sharding import check_tokens, constrainer
 from prb_jax.seams import get
@@ -78,7 +77,7 @@ class Decoder(Declaring):
             rngs, *size, scale=scale, dtype=dtype, axes=("vocab", "model"), hf="embed_tokens.weight"
         )
 
-        layer_class = FAMILIES[config.model_type].layer or DecoderLayer
+        layer_class = known_families()[config.model_type].layer or DecoderLayer
 
         def stacked(count: int, parts: tuple[str | None, ...]) -> DecoderLayer:
             @nnx.split_rngs(splits=count)
@@ -185,7 +184,7 @@ def _decode(
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # the window exceeds the distance between any two tokens that see each other
-    stacks = LayerStacks(decoder.layers)
+    stacks = stacks_of(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
     kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
     recur = None

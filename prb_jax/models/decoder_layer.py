@@ -15,23 +15,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from prb_jax.errors import quote
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
-from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION, EXPERTS, MLP, RECURRENT, Kind
+from prb_jax.models.config.family import ATTENTION, EXPERTS, MLP, RECURRENT, Kind
 from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
 from prb_jax.models.rope import query_growth, rotary_angles
-from prb_jax.platform.sharding import RULES, Constrain, partition_spec
+from prb_jax.platform.sharding import RULES, Constrain
 from prb_jax.seams import get
-
-GATHERED = "gathered_weights"
-"""Name of the gathered weights of a layer: a backward pass gathers them again instead of keeping them."""
 
 _USES: dict[str, Any] = {"turned": True, "adaptable": True, "quantisable": True}
 """Operations on the matrices of a layer."""
@@ -146,7 +141,7 @@ class DecoderLayer(Declaring):
         if ATTENTION in parts:
             first, biased = {*vars(self)}, config.attention_bias
             if config.attention_gate:
-                self._gated_queries(rngs=rngs, dtype=dtype)
+                get("mixed layers", "gated queries").value(self, rngs=rngs, dtype=dtype, uses=_USES)
                 linear("self_attn", into, width, biased=biased, k=keys, v=keys)
             else:
                 linear("self_attn", into, width, biased=biased, fused="qkv_proj", q=queries, k=keys, v=keys)
@@ -241,21 +236,6 @@ class DecoderLayer(Declaring):
         prefix = "" if self.config.experts is None else _DENSE
         return f"{prefix}gate", f"{prefix}up", f"{prefix}down"
 
-    def _gated_queries(self, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        """Declare queries and their gate, which a file stores in one tensor: query, then gate, for each head."""
-        config, size = self.config, self.config.head_dim
-        heads = config.num_attention_heads
-        for name, stored in places_in_tensor(
-            {"q": heads * size, "q_gate": heads * size}, groups=heads
-        ).items():
-            shape, axes = (config.hidden_size, heads * size), ("model", "heads")
-            declared: dict[str, Any] = {"axes": axes, "hf": "self_attn.q_proj.weight", "dtype": dtype}
-            setattr(self, name, drawn(rngs, *shape, **declared, **stored, **_USES))
-            if config.attention_bias:
-                zeros = jnp.zeros((heads * size,), dtype)
-                bias = parameter(zeros, axes=("heads",), hf="self_attn.q_proj.bias", **stored)
-                setattr(self, f"{name}_bias", bias)
-
     def project(self, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
         """Apply the matrix ``name`` and its bias to x [..., I]: [..., O] in x's dtype; ``scale`` multiplies the update
         of an adapter."""
@@ -326,63 +306,20 @@ class DecoderLayer(Declaring):
         return project("o", mixed), (k, v)
 
 
-def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
-    """Return an equivalent layer body that keeps less for its backward pass.
-
-    Args:
-        body: Body of the scan over layers.
-        policy: ``none`` keeps everything that derivatives need; ``dots`` keeps the results of projections and of
-          attention; ``full`` keeps only the layer's input.
-        gathers: If True, the body gathers weights that are sharded over devices; no policy keeps the gathered weights.
-
-    Raises:
-        ValueError: The policy is unknown.
-    """
-    policies = jax.checkpoint_policies
-    kept = {
-        "none": policies.save_anything_except_these_names(GATHERED),
-        "dots": policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS),
-        "full": None,
-    }
-    if policy not in kept:
-        raise ValueError(f"remat: expected one of {', '.join(kept)}, found {quote(policy)}")
-    if policy == "none" and not gathers:
-        return body
-    return jax.checkpoint(body, prevent_cse=False, policy=kept[policy])
-
-
 def splits_weights(mesh: Mesh | None) -> bool:
     """Return True if matrices are sharded over the axes of the trees or of their tokens."""
     return mesh is not None and math.prod(mesh.shape[name] for name in RULES["model"] or ()) > 1
 
 
 def gatherer(mesh: Mesh | None) -> Callable[[nnx.State], nnx.State]:
-    """Return a function that gathers the ``model`` axis of one layer's weights on every device.
-
-    Otherwise the compiler may split a product, which moves the same bytes in many small steps and keeps more of them.
-    Gradients are reduced and scattered: each device keeps the sum of its part. Without a mesh or sharded weights, the
-    function changes nothing.
-    """
+    """Return a function that gathers the sharded weights of a layer on every device; without any it changes nothing."""
     if mesh is None or not splits_weights(mesh):
         return lambda state: state
-
-    def gathered(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-        axes: Axes = variable.get_metadata("axes")
-        if "model" not in axes:
-            return variable
-        kept = [None if axis == "model" else axis for axis in axes]
-        split, together = (NamedSharding(mesh, partition_spec(of)) for of in (axes, kept))
-        return variable.replace(checkpoint_name(_resharded(split, together, variable[...]), GATHERED))
-
-    return lambda state: jax.tree.map(gathered, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return get("rematerialised", "gather").value(mesh)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _resharded(split: NamedSharding, together: NamedSharding, weight: jax.Array) -> jax.Array:
-    return jax.lax.with_sharding_constraint(weight, together)
-
-
-_resharded.defvjp(
-    lambda split, together, weight: (_resharded(split, together, weight), None),
-    lambda split, together, kept, gradient: (jax.lax.with_sharding_constraint(gradient, split),),
-)
+def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
+    """Return a layer body that keeps less for its backward pass: see :mod:`prb_jax.models.rematerialised`."""
+    if policy == "none" and not gathers:
+        return body
+    return get("rematerialised", "body").value(body, policy)

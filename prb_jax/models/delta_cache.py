@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.errors import short_repr
-from prb_jax.models.config.layer_kinds import Recurrence
+from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.delta_layer import EndStates
 from prb_jax.models.delta_rule import unit
 from prb_jax.models.layers import float32_einsum

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import Recurrence
+from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.decoder_layer import DecoderLayer, LayerContext
 from prb_jax.models.delta_rule import delta_over_chunks, unit
 from prb_jax.models.layers import rms_norm

@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
-from prb_jax.models.layers import activate, float32_einsum, layer_norm, project
+from prb_jax.models.encoder_layers import activate, layer_norm
+from prb_jax.models.layers import float32_einsum, project
 from prb_jax.models.model import abstract, add_head
 from prb_jax.models.modern_encoder import ModernLayer, declare_input_norms, normed, run_layers
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter

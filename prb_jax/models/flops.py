@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable
 
@@ -12,32 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION
+from prb_jax.models.config.family import ATTENTION
 from prb_jax.models.layers import product
-from prb_jax.models.model import abstract_model
-from prb_jax.models.parameter import parameters
+from prb_jax.models.model import matrix_flops
 from prb_jax.trees.streams import StreamBatch
-
-
-def matrix_flops_per_token(config: DecoderConfig) -> float:
-    """Return the FLOPs per token in matrices: twice the weights of all layers, counting only the experts of a token.
-    The embedding and the score head are not counted."""
-    return sum(_matrix_flops(config))
-
-
-def _matrix_flops(config: DecoderConfig) -> list[float]:
-    """Return the FLOPs per token in the matrices of each layer."""
-    flops, experts = [0.0] * config.num_hidden_layers, config.experts
-    for _, matrix in parameters(abstract_model(config).layers):
-        axes, part = matrix.get_metadata("axes"), matrix.get_metadata("part")
-        # Routers are matrices without adapters; the taps of convolutions count as recurrence.
-        if not (matrix.get_metadata("adaptable") or (matrix.get_metadata("turned") and "model" in axes)):
-            continue
-        share = experts.chosen / experts.count if experts is not None and axes[0] == "experts" else 1.0
-        for layer, kind in enumerate(config.kinds):
-            if part is None or part in kind:
-                flops[layer] += 2.0 * math.prod(matrix.shape[1:]) * share
-    return flops
 
 
 def recurrent_flops_per_token(config: DecoderConfig) -> float:
@@ -60,7 +37,7 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
     """
     until, positions = np.asarray(batch.until), np.asarray(batch.positions)
     real = _real_tokens(batch)
-    per_token, tokens = _matrix_flops(config), int(real.sum())
+    per_token, tokens = matrix_flops(config), int(real.sum())
     mixing = _mixing_flops(positions[real], config)
     if not reads_only:
         return sum(per_token) * tokens + sum(mixing)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import CheckpointError
-from prb_jax.models.layers import product, soft_capped
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.layers import product
 from prb_jax.trees.streams import StreamBatch
 
 EMBEDDING_KEY = "model.embed_tokens.weight"
@@ -80,18 +80,6 @@ class Sizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def num_labels(self) -> int: ...
-
-
-def output_embedding(sizes: Sizes) -> HeadTensor:
-    """Return the output embedding of a language model, not tied to its input embedding."""
-    return HeadTensor(
-        key=OUTPUT_EMBEDDING_KEY,
-        shape=(sizes.vocab_size, sizes.hidden_size),
-        transposed=True,
-        name="lm_head",
-        axes=("model", "vocab"),
-        readout=False,
-    )
 
 
 def dense(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -187,105 +175,49 @@ class Linear(ReadsAnything):
 LINEAR = Linear()  # head of a ``*ForSequenceClassification`` of transformers
 
 
-@dataclass(frozen=True)
-class Vocabulary(ReadsAnything):
-    """Vocabulary logits of a language model at the read position."""
+READOUTS = ("logit", "first-logit", "last-softmax")
 
-    tokens: tuple[int, ...]
-    """Token ids. The value is the logit of one id; or, of two ids, the softmax probability of the first (A against B,
-    yes against no); or an expected number of several ids with `numbers`."""
-    numbers: tuple[float, ...] = ()
-    """Numbers of the tokens; the value is the expected number under the softmax over only these tokens."""
-    key: str = OUTPUT_EMBEDDING_KEY
-    """Matrix with the tokens' rows: the output embedding, or the input embedding that it is tied to."""
-    softcap: float | None = None
-    """c in c tanh(logits / c), used in some language models; None for no cap."""
-    with_mass: bool = False
-    """Add a second value: the total probability of these tokens in the softmax over the whole vocabulary."""
 
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Vocabulary:
-        key = OUTPUT_EMBEDDING_KEY
-        if key not in stored:
-            if not config.get("tie_word_embeddings"):
-                raise CheckpointError(
-                    f"{where}: the read-out '{what}' reads rows of '{key}', which is missing: get the whole "
-                    "causal language model"
-                )
-            key = EMBEDDING_KEY
-        rows = stored.get(key, (0,))[0]
-        if not all(0 <= token < rows for token in self.tokens):
-            raise CheckpointError(
-                f"{where}: the read-out '{what}' reads rows {list(self.tokens)}, but '{key}' has {rows}"
-            )
-        return replace(self, key=key, softcap=config.get("final_logit_softcapping"))
+ALL_VALUES = "all-values"
+"""Internal rule for callers that read every value of the head; not available to users."""
 
-    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
-        score = HeadTensor(
-            key=self.key,
-            shape=(len(self.tokens), sizes.hidden_size),
-            transposed=True,
-            name="score",
-            pieces=tuple((token, token + 1) for token in self.tokens),
-            file_rows=sizes.vocab_size,
+
+PAPER_READOUT = "last-softmax"
+"""Rule of the paper protocol for a head with several labels, if none is named."""
+
+
+def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
+    """Return the rule that reduces ``num_labels`` logits to a reward.
+
+    ``logit`` takes the only logit. A head with several logits requires a named rule: ``first-logit`` takes the first,
+    as in RewardBench; ``last-softmax`` takes the last entry of the softmax, as in the scripts of Personalised
+    RewardBench.
+
+    Raises:
+      CheckpointError: The rule is unknown, or no rule fits the head.
+    """
+    if name is not None and name not in READOUTS:
+        raise CheckpointError(
+            f"{where}: unknown readout {quote(name)}: expected one of {', '.join(READOUTS)}"
         )
-        whole = self.with_mass and self.key == OUTPUT_EMBEDDING_KEY
-        return (output_embedding(sizes), score) if whole else (score,)
-
-    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        normed = states.read()
-        logits = soft_capped(dense(normed, params["score"]), self.softcap)
-        if self.numbers:
-            expected = jax.nn.softmax(logits, axis=-1) * jnp.asarray(self.numbers, jnp.float32)
-            value = expected.sum(axis=-1, keepdims=True)
-        else:
-            value = logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
-        if not self.with_mass:
-            return value
-        whole = LanguageHead(self.key == EMBEDDING_KEY, self.softcap)
-        matrix = params["embed" if whole.tied else "lm_head"]
-        every = whole.next_token(params, normed.astype(matrix.dtype))
-        named = jax.nn.logsumexp(every[..., jnp.asarray(self.tokens)], axis=-1, keepdims=True)
-        mass = jnp.exp(named - jax.nn.logsumexp(every, axis=-1, keepdims=True))
-        return jnp.concatenate([value, mass], axis=-1)
-
-
-@dataclass(frozen=True)
-class LanguageHead(ReadsAnything):
-    """Logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``."""
-
-    tied: bool = False  # the input embedding replaces ``lm_head``
-    softcap: float | None = None  # c in c tanh(logits / c), used in some language models; None for no cap
-
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> LanguageHead:
-        tied = OUTPUT_EMBEDDING_KEY not in stored
-        if tied and not config.get("tie_word_embeddings"):
+    if num_labels == 1:
+        if name not in (None, "logit"):
             raise CheckpointError(
-                f"{where}: '{OUTPUT_EMBEDDING_KEY}' of the read-out '{what}' is missing: get the whole causal "
-                "language model"
+                f"{where}: readout {quote(name)} needs several labels, the score head has one"
             )
-        return LanguageHead(tied, config.get("final_logit_softcapping"))
-
-    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
-        return () if self.tied else (output_embedding(sizes),)
-
-    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        return self.logits(params, states.read())
-
-    def logits(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
-        """Return the logits float32 [..., V] for normed states float32 [..., D], in full float32."""
-        matrix = params["embed"].T if self.tied else params["lm_head"]
-        return soft_capped(dense(states, matrix), self.softcap)
-
-    def next_token(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
-        """Return the logits float32 [..., V] for normed states [..., D], with factors in the dtype of the states.
-
-        Used by the sampler, to avoid converting a bfloat16 matrix to float32 for every token.
-        """
-        matrix, over = (params["embed"], 1) if self.tied else (params["lm_head"], 0)
-        return soft_capped(product(states, matrix.astype(states.dtype), (-1, over)), self.softcap)
+        return "logit"
+    if name in (None, "logit"):
+        raise CheckpointError(
+            f"{where}: the score head has {num_labels} labels, and none is named as the reward: "
+            f"choose --readout first-logit or last-softmax (only protocol paper has a default, {PAPER_READOUT})"
+        )
+    return str(name)
 
 
-def is_one_row(head: Head) -> bool:
-    """Return True if a head is a product with one matrix at the last token, as in ``*ForSequenceClassification``."""
-    one_token = isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None
-    return isinstance(head, Linear) or one_token
+def read_out(logits: jax.Array, readout: str) -> jax.Array:
+    """Return rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all logits."""
+    if readout == ALL_VALUES:
+        return logits
+    if readout == "last-softmax":
+        return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)[..., -1]
+    return logits[..., 0]

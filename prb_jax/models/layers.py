@@ -5,8 +5,6 @@ Statistics of norms, rotary angles and all accumulations are float32, even if ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -16,18 +14,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
-EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 
-ACTIVATIONS: Mapping[str, EncoderActivation] = MappingProxyType(
-    {
-        "gelu": "gelu",
-        "gelu_new": "gelu_tanh",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "relu": "relu",
-        "tanh": "tanh",
-    }
-)
-"""Activation functions by their name in the ``config.json`` of an encoder."""
 
 Axes = int | tuple[int, ...]
 
@@ -58,12 +45,6 @@ def product(a: jax.Array, b: jax.Array, over: tuple[Axes, Axes] = (-1, 0), *, ba
         precision=matmul_precision(a.dtype),
         preferred_element_type=jnp.float32,
     )
-
-
-def float32_einsum(form: str, *factors: jax.Array) -> jax.Array:
-    """Evaluate :func:`jax.numpy.einsum` with accumulation and result in float32."""
-    precision = matmul_precision(factors[0].dtype)
-    return jnp.einsum(form, *factors, precision=precision, preferred_element_type=jnp.float32)
 
 
 def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
@@ -152,14 +133,6 @@ def rms_norm(
     return (normed * scale).astype(x.dtype).reshape(x.shape)
 
 
-def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, eps: float) -> jax.Array:
-    """Apply layer norm over the last axis of x [..., D], with statistics and products in float32."""
-    wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    out = centred * inverse_root_mean_square(centred, eps=eps) * weight.astype(jnp.float32)
-    return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
-
-
 def rotate(
     x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0, interleaved: bool = False
 ) -> jax.Array:
@@ -191,9 +164,7 @@ def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:
     return (active * up.astype(jnp.float32)).astype(gate.dtype)
 
 
-def activate(x: jax.Array, kind: EncoderActivation) -> jax.Array:
-    """Apply an encoder's activation, computed in float32, in x's dtype."""
-    wide = x.astype(jnp.float32)
-    if kind in ("relu", "tanh"):
-        return (jax.nn.relu(wide) if kind == "relu" else jnp.tanh(wide)).astype(x.dtype)
-    return jax.nn.gelu(wide, approximate=kind == "gelu_tanh").astype(x.dtype)
+def float32_einsum(form: str, *factors: jax.Array) -> jax.Array:
+    """Evaluate :func:`jax.numpy.einsum` with accumulation and result in float32."""
+    precision = matmul_precision(factors[0].dtype)
+    return jnp.einsum(form, *factors, precision=precision, preferred_element_type=jnp.float32)

@@ -6,6 +6,7 @@ All code that needs the parameters of a model reads them from the abstract modul
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from jax.typing import DTypeLike
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params
 from prb_jax.models.head import Head, Sizes
-from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
+from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head, parameters
 from prb_jax.platform.sharding import sharding_of
 from prb_jax.seams import get
 
@@ -131,3 +132,24 @@ def _axes(config: Config, layers: frozenset[str]) -> Mapping[Path, Axes]:
     flat = nnx.to_flat_state(nnx.state(abstract_model(config, layers=tuple(layers))))
     stacked = {path: ((None,) if path[0] == "layers" else ()) for path, _ in flat}
     return {tuple(map(str, path)): stacked[path] + variable.get_metadata("axes") for path, variable in flat}
+
+
+def matrix_flops_per_token(config: DecoderConfig) -> float:
+    """Return the FLOPs per token in matrices: twice the weights of all layers, counting only the experts of a token.
+    The embedding and the score head are not counted."""
+    return sum(matrix_flops(config))
+
+
+def matrix_flops(config: DecoderConfig) -> list[float]:
+    """Return the FLOPs per token in the matrices of each layer."""
+    flops, experts = [0.0] * config.num_hidden_layers, config.experts
+    for _, matrix in parameters(abstract_model(config).layers):
+        axes, part = matrix.get_metadata("axes"), matrix.get_metadata("part")
+        # Routers are matrices without adapters; the taps of convolutions count as recurrence.
+        if not (matrix.get_metadata("adaptable") or (matrix.get_metadata("turned") and "model" in axes)):
+            continue
+        share = experts.chosen / experts.count if experts is not None and axes[0] == "experts" else 1.0
+        for layer, kind in enumerate(config.kinds):
+            if part is None or part in kind:
+                flops[layer] += 2.0 * math.prod(matrix.shape[1:]) * share
+    return flops

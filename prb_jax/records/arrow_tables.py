@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
-from prb_jax.records.field_names import FieldNames, check_columns
-from prb_jax.records.message import without_padding
+from prb_jax.records.field_names import CONVERSATIONS, FieldNames
+from prb_jax.records.foreign_fields import check_columns
+from prb_jax.records.message import CONTEXT_FIELDS
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
@@ -94,3 +95,18 @@ def _bad_value(batch: Any, where: str, before: int) -> str:
             except (ValueError, OverflowError) as error:
                 return f"{where}: row {before + i + 1}: field '{name}': {first_line(error)}"
     return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
+
+
+def without_padding(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a table row without the nulls that tables add to the fields of messages and tools."""
+    for name in (*CONVERSATIONS, *CONTEXT_FIELDS):
+        if isinstance(row.get(name), list | dict):
+            row[name] = _without_nulls(row[name])
+    return row
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if item is not None or key == "content"}
+        return {key: _without_nulls(item) for key, item in kept.items()}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value

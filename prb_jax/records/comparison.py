@@ -30,20 +30,18 @@ from prb_jax.records.conversation import (
     Turns,
     is_rendered,
     read_conversation,
-    rendered_prompt,
     turns_of,
     with_context,
 )
 from prb_jax.records.message import (
-    CONTEXT_FIELDS,
     UNREAD_FIELDS,
     Message,
     Messages,
     from_json,
-    is_empty,
     read_context,
     refuse_extras,
 )
+from prb_jax.seams import get
 
 LISTS: Final = (
     "responses",
@@ -240,10 +238,15 @@ def _columns_of(row: Mapping[str, Any]) -> str:
 
 def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str, found: str = "") -> None:
     """Check ``row`` and set the fields of a bare ``Comparison``; `found` ends a message about a missing field."""
-    get = row.get
+    given = row.get
     refuse_extras(row, UNREAD_FIELDS, where)
     context = read_context(row, where)
-    chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
+    chosen, rejected, responses, labels = (
+        given("chosen"),
+        given("rejected"),
+        given("responses"),
+        given("labels"),
+    )
     is_pair = chosen is not None or rejected is not None
     if is_pair:
         other = "responses" if responses is not None else "labels" if labels is not None else None
@@ -251,7 +254,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str, found: 
             fields.fail(where, other, "given beside 'chosen' and 'rejected'; expected one spelling, not both")
         named = [("chosen", chosen), ("rejected", rejected)]
     elif responses is None:
-        if get("question") is None and get("prompt") is None:
+        if given("question") is None and given("prompt") is None:
             fields.fail(where, "question", f"missing; expected 'question' or 'prompt'{found}")
         expected = "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'"
         fields.fail(where, "chosen", f"{expected}{found}")
@@ -260,42 +263,30 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str, found: 
         named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
         if not named:
             _check_several((), where)
-    asked = get("prompt")
-    if get("rendered") not in (None, False):
-        asked = _rendered(row, named, where)
-    prompt, texts = read_conversation(get("question"), asked, named, where=where, found=found)
+    asked = given("prompt")
+    if given("rendered") not in (None, False):
+        asked = get("messages", "rendered").value(row, named, where)
+    prompt, texts = read_conversation(given("question"), asked, named, where=where, found=found)
     if context:
         prompt, texts = _with_context(prompt, texts, context)
     values = {
         "prompt": prompt,
         "responses": texts,
         "labels": (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, texts),
-        "user_id": fields.optional_identifier(get("user_id"), where, "user_id"),
-        "profile": read_profile(get("profile"), where),
-        **{name: fields.optional_text(get(name), where, name) for name in _TEXTS},
-        "margin": None if get("margin") is None else fields.number(get("margin"), where, "margin"),
-        "rubric_aspects": _rubric(get("rubric_aspects"), where),
+        "user_id": fields.optional_identifier(given("user_id"), where, "user_id"),
+        "profile": read_profile(given("profile"), where),
+        **{name: fields.optional_text(given(name), where, name) for name in _TEXTS},
+        "margin": None if given("margin") is None else fields.number(given("margin"), where, "margin"),
+        "rubric_aspects": _rubric(given("rubric_aspects"), where),
         "hints": None,
         "is_pair": is_pair,
-        "id": fields.optional_identifier(get("id"), where, "id") or "",
+        "id": fields.optional_identifier(given("id"), where, "id") or "",
     }
     for name, value in values.items():
         object.__setattr__(comparison, name, value)
     if not comparison.id:
         contents = json.dumps(comparison.to_row(), sort_keys=True)
         object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
-
-
-def _rendered(row: Mapping[str, Any], responses: Sequence[tuple[str, object]], where: str) -> Messages:
-    """Return the prompt of a record of rendered texts."""
-    if row["rendered"] is not True:
-        fields.fail(where, "rendered", f"expected true or false, found {fields.found(row['rendered'])}")
-    for name in ("question", *CONTEXT_FIELDS):
-        if not is_empty(row.get(name)):
-            fields.fail(
-                where, name, "given beside 'rendered'; a rendered record has only 'prompt' and responses"
-            )
-    return rendered_prompt(row.get("prompt"), responses, where)
 
 
 def _with_context(

@@ -1,18 +1,14 @@
-"""Names of a record's fields: map columns with other names to fields, and warn about near misses."""
+"""Names of a record's fields, and whether a record is in our own form: only our fields, in messages and posts too."""
 
 from __future__ import annotations
 
-import difflib
-import functools
-import re
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prb_jax.errors import DataError, PrbWarning, listed, quote
-from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
-from prb_jax.records.message import CONTEXT_FIELDS, MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
+from prb_jax.errors import DataError, quote
+from prb_jax.records.message import CONTEXT_FIELDS, MESSAGE_FIELDS
+from prb_jax.seams import get
 
 RECORD_FIELDS: Final = (
     "id",
@@ -34,70 +30,10 @@ RECORD_FIELDS: Final = (
     "narrative",
 )
 
-_KNOWN: Final = frozenset(RECORD_FIELDS)
-_OTHER_NAMES: Final = {
-    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author",
-    "profile": "history posts userhistory userposts userprofile",
-    "question": "query instruction userprompt",
-    "responses": "answers completions candidates",
-    "labels": "label ratings",
-    "chosen": "preferred winner",
-    "rejected": "dispreferred loser",
-}
-_MEANT: Final = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
-_INSTEAD: Final = {
-    "question": ("prompt",),
-    "prompt": ("question",),
-    "responses": ("chosen",),
-    "labels": ("chosen",),
-    "chosen": ("responses",),
-    "rejected": ("responses",),
-}
-"""Field -> alternative fields: if one of these is present, the field is not missing."""
 
-_CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected", "responses")
-_POST_FIELDS: Final = frozenset(("id", "category", "text"))
-
-_NEAR: Final = 0.86
-_PATIENCE: Final = 1000  # records in which a mapped column must occur
-
-
-@functools.lru_cache(maxsize=4096)
-def nearest_field(name: str) -> str | None:
-    """Return the field that a column with another name probably means; None if it resembles none."""
-    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
-    if name in _KNOWN or not plain:
-        return None
-    if plain in _MEANT:
-        return _MEANT[plain]
-    spelled = {known.replace("_", ""): known for known in RECORD_FIELDS}
-    near = difflib.get_close_matches(plain, spelled, n=1, cutoff=_NEAR)
-    return spelled[near[0]] if near else None
-
-
-def unread_parts(record: Mapping[str, Any]) -> set[str]:
-    """Return the names, with their place, of the fields of messages and posts that have a value and are not read."""
-    found: set[str] = set()
-    for name in _CONVERSATIONS:
-        for message in _mappings(record.get(name)):
-            found |= {f"field {str(key)!r} of a message" for key in _others(message, MESSAGE_FIELDS)}
-    for post in _mappings(record.get("profile")):
-        if len(post) > len(_POST_FIELDS):
-            found |= {f"field {str(key)!r} of a post" for key in _others(post, _POST_FIELDS)}
-    return found
-
-
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list, or of a list of lists."""
-    for item in value if isinstance(value, list | tuple) else ():
-        if isinstance(item, Mapping):
-            yield item
-        else:
-            yield from _mappings(item)
-
-
-def _others(item: Mapping[str, Any], known: Collection[str]) -> list[Any]:
-    return [key for key, value in item.items() if key not in known and not is_empty(value)]
+KNOWN: Final = frozenset(RECORD_FIELDS)
+CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected", "responses")
+POST_FIELDS: Final = frozenset(("id", "category", "text"))
 
 
 @dataclass(frozen=True)
@@ -113,16 +49,15 @@ class FieldNames:
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
-            if name not in _KNOWN:
+            if name not in KNOWN:
                 expected = f"expected FIELD=COLUMN with a field of a record: {', '.join(RECORD_FIELDS)}"
                 raise DataError(f"columns: {quote(name)} is not a field; {expected}")
-            if column in _KNOWN:
+            if column in KNOWN:
                 raise DataError(f"columns: {name}={column}: {quote(column)} is itself a field of a record")
 
     def __contains__(self, name: object) -> bool:
         """Return True if a column is read."""
-        known = name in (*_KNOWN, *UNREAD_FIELDS, *LAYOUT_COLUMNS) or name in self.columns.values()
-        return known or nearest_field(str(name)) is not None
+        return name in KNOWN or get("formats", "foreign column").value(str(name), self)
 
     def field(self, column: str) -> str:
         """Return the field to which a column is mapped, or the column's name."""
@@ -131,96 +66,50 @@ class FieldNames:
 
 RECORD: Final = FieldNames()  # no mapped columns
 
-_CONTENTS: Final = frozenset(
-    (*_CONVERSATIONS, "labels", "profile", "rubric_aspects", "narrative", *LAYOUT_COLUMNS)
-)
-
-
-def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
-    """Check that a table has a column with contents of a comparison; `wanted` are the columns to read, None for all.
-
-    Raises:
-      DataError: It has none; the message names its columns.
-    """
-    if wanted is None or any(
-        wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
-    ):
-        return
-    raise DataError(
-        f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
-        "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "
-        '"DATA?question=COLUMN&chosen=COLUMN" in Python and configs'
-    )
-
-
-_REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
-
 
 class FieldMapper:
-    """Renames the mapped columns of one source's records, and warns once about each column that resembles a field."""
+    """Gives the records of one source our names of fields; records in our own form stay as they are."""
 
     def __init__(self, names: FieldNames, source: object) -> None:
         self._names, self._source = names, source
-        self._missing = set(names.columns)
-        self._told: set[str] = set()
-        self._records = 0
+        self._is_mapped = names != RECORD
+        self._foreign: Any = None  # made for the first record in another form
 
     def __call__(self, value: Any, *, where: str) -> Any:
-        """Return a record with mapped columns renamed to fields.
+        """Return a record with the fields of a comparison.
 
         Raises:
           DataError: A record has both a field and its mapped column, or a mapped column never occurs.
         """
-        if not isinstance(value, Mapping):
-            return value  # `Comparison.from_row` raises the error
-        for name, column in self._names.columns.items():
-            if column in value:
-                if value.get(name) is not None:
-                    raise DataError(
-                        f"{where}: field {name!r}: given beside {quote(column)}, which is mapped to it"
-                    )
-                self._missing.discard(name)
-                if column != INSTRUCTION or name not in (
-                    "question",
-                    "prompt",
-                ):  # else with the rest of its prompt
-                    value = {
-                        name if key == column else key: item for key, item in value.items() if key != name
-                    }
-        self._records += 1
-        if self._missing and self._records == _PATIENCE:
-            self.finish()
-        value = {**value, "rendered": True} if self._names.rendered else as_record(value, where)
-        for name in PROMPT_COLUMNS:
-            if name not in self._told and not is_empty(value.get(name)):
-                self._told.add(name)
-                about = f"{self._source}: {name!r}: not read; if it belongs to the prompt, {_REMEDY}"
-                warnings.warn(about, PrbWarning, stacklevel=2)
-        if unread := unread_parts(value) - self._told:
-            self._told |= unread
-            names = " and ".join(sorted(unread))
-            about = f"{where}: {names}: not read, so no model sees it, here and in other records"
-            warnings.warn(about, PrbWarning, stacklevel=2)
-        for column in value.keys() - _KNOWN - self._told:
-            name = nearest_field(column) if isinstance(column, str) else None
-            if name is None:
-                self._told.add(column)
-            elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
-                self._told.add(column)
-                warnings.warn(
-                    f"{self._source}: {quote(column)} is not a field of a record, so it is not read; to read it as "
-                    f"{name!r}, add '?{name}={column}' to the name of the data (on the command line, --columns "
-                    f"{name}={column})",
-                    PrbWarning,
-                    stacklevel=2,
-                )
-        return value
+        if not self._is_mapped and is_own_form(value):
+            return value
+        return self._mapper()(value, where=where)
 
     def finish(self) -> None:
         """Raise DataError if a mapped column did not occur in any record."""
-        for name in sorted(self._missing):
-            column = self._names.columns[name]
-            records = f"the first {self._records:,} records" if self._records == _PATIENCE else "any record"
-            raise DataError(
-                f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
-            )
+        if self._names.columns:
+            self._mapper().finish()
+
+    def _mapper(self) -> Any:
+        self._foreign = self._foreign or get("formats", "foreign fields").value(self._names, self._source)
+        return self._foreign
+
+
+def is_own_form(value: Any) -> bool:
+    """Return True if a record and the messages and posts in it have only our fields."""
+    if not isinstance(value, Mapping) or not value.keys() <= KNOWN:
+        return False
+    return (
+        all(_has_only(value.get(name), MESSAGE_FIELDS) for name in CONVERSATIONS)
+        and _has_only(value.get("profile"), POST_FIELDS)
+        and not str(value.get("chosen")).lstrip().startswith("Human:")  # as in the raw text of HH
+    )
+
+
+def _has_only(value: Any, known: frozenset[str]) -> bool:
+    """Return True if the objects in a list, or in lists in it, have only these fields."""
+    if isinstance(value, list | tuple):
+        return all(
+            item.keys() <= known if isinstance(item, Mapping) else _has_only(item, known) for item in value
+        )
+    return not isinstance(value, Mapping)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from prb_jax.errors import DataError, PrbWarning, quote
+from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import LISTS, Comparison
-from prb_jax.records.conversation import is_rendered
 from prb_jax.records.field_names import RECORD, FieldMapper
 from prb_jax.records.lines import Row
-from prb_jax.records.template_marks import template_mark
 from prb_jax.seams import get
 
 
@@ -96,23 +91,8 @@ def read_records(
       DataError: A record is invalid.
     """
     unnamed: Counter[str] = Counter()
-    users: dict[str, str] = {}
-    rendered = RenderedPrompts()
-    try:
-        for row in rows:
-            read = _read(row, unnamed, labelled=labelled)
-            if tell:
-                rendered.look_at(read)
-            if tell and read.value.user_id is not None:
-                users.setdefault(read.value.user_id, row.where)
-            yield read
-    finally:
-        if tell:
-            again = next((name for name, count in unnamed.items() if count > 1), "")
-            total = sum(unnamed.values())
-            tell_equal(total - len(unnamed), unnamed=total, example=f"{again}#2")
-            tell_alike(users, users)
-            rendered.tell()
+    read = (_read(row, unnamed, labelled=labelled) for row in rows)
+    return get("formats", "remarks").value(read, unnamed) if tell else read
 
 
 def _read(row: Row[Any], unnamed: Counter[str], *, labelled: bool) -> Row[Comparison]:
@@ -126,68 +106,6 @@ def _read(row: Row[Any], unnamed: Counter[str], *, labelled: bool) -> Row[Compar
             value = {**row.value, "id": f"{comparison.id}#{count}"}
             comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
     return Row(row.where, comparison, named)
-
-
-def tell_equal(again: int, *, unnamed: int, example: str) -> None:
-    """Warn of duplicate records without an id.
-
-    Args:
-      again: Number of records that equal an earlier one.
-      unnamed: Number of records without an id.
-      example: Generated id of a duplicate.
-    """
-    if again:
-        warnings.warn(
-            f"{again:,} of {unnamed:,} records without an id are equal to an earlier one, and counted again (as "
-            f"{example}); remove them, or give each an id",
-            PrbWarning,
-            stacklevel=2,
-        )
-
-
-class RenderedPrompts:
-    """Counts prompts of one text that a chat template has already rendered, and warns about them."""
-
-    def __init__(self) -> None:
-        self._read, self._found, self._first = 0, 0, ""
-
-    def look_at(self, row: Row[Comparison]) -> None:
-        """Count the prompt of the next comparison."""
-        prompt = row.value.prompt
-        self._read += 1
-        if len(prompt) == 1 and not is_rendered(prompt) and (mark := template_mark(prompt[0].content)):
-            self._found += 1
-            self._first = self._first or f"{row.where} holds {mark!r}"
-
-    def tell(self) -> None:
-        """Warn once about the prompts found."""
-        if self._found:
-            warnings.warn(
-                f"field 'prompt': {self._found:,} of {self._read:,} are rendered by a chat template already (the "
-                f"first, {self._first}); the model's template wraps them as a user's message again: give a list of "
-                "{role, content}, or the plain question; --rendered (a name that ends in '?rendered') takes texts "
-                "as they are",
-                PrbWarning,
-                stacklevel=2,
-            )
-        self._found = 0
-
-
-def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Warn of user names that differ only by Unicode form or white space; `places` maps names to first occurrences."""
-    spellings: dict[str, list[str]] = {}
-    for user in users:
-        spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
-    alike = [names for names in spellings.values() if len(names) > 1]
-    if alike:
-        first = [ascii(name) + (f" ({places[name]})" if name in places else "") for name in alike[0][:2]]
-        count = sum(map(len, alike))
-        warnings.warn(
-            f"field 'user_id': {count:,} names differ from another one only by Unicode form or white space, and are "
-            f"counted as {count:,} users, not {len(alike):,}: {' and '.join(first)}",
-            PrbWarning,
-            stacklevel=2,
-        )
 
 
 def digest(comparisons: Iterable[Comparison]) -> str:

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.lines import JsonLines, Row
+from prb_jax.records.lines import Row
 from prb_jax.seams import get
+
+if TYPE_CHECKING:
+    from prb_jax.records.large_lines import JsonLines
 
 One = TypeVar("One")
 

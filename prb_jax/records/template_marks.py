@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
 
 TEMPLATE_MARKS = (
     "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
@@ -52,48 +50,6 @@ def template_mark(text: str) -> str | None:
     answered = _ANSWERED.search(text, max(len(text) - 40, 0))
     asked = answered and _ASKED.match(text)
     return f"{asked[1]}: ... {answered[1]}:" if answered and asked else None
-
-
-@dataclass(frozen=True)
-class OwnMarks:
-    """The marks of one chat template.
-
-    Attributes:
-      head: Text that the template writes before a user's message.
-      tokens: Special tokens of the tokenizer, without BOS, end and padding.
-      bos: BOS token; empty if there is none.
-      opened: Text that opens the assistant's turn; empty if the template has none.
-    """
-
-    head: str
-    tokens: tuple[str, ...]
-    bos: str
-    opened: str
-
-    @cached_property
-    def marks(self) -> tuple[str, ...]:
-        """Special tokens that the template writes before a user's message."""
-        return tuple(token for token in self.tokens if token in self.head)
-
-    @cached_property
-    def _turn(self) -> str:
-        """The shortest end of the head with a mark and a role; empty if no mark has a role."""
-        marks = re.compile("|".join(map(re.escape, self.marks)))
-        tails = [self.head[found.start() :].rstrip() for found in marks.finditer(self.head)]
-        return next((tail for tail in reversed(tails) if marks.sub("", tail).strip()), "")
-
-    def find(self, text: str) -> str | None:
-        """Return the mark that shows that the template has rendered a text; None for an ordinary text.
-
-        A rendered text begins with a mark or BOS, contains a mark with the role of the user, or ends with the beginning
-        of the assistant's turn. A question that quotes a mark does none of these.
-        """
-        mark = next((mark for mark in self.marks if mark in text), None)
-        if mark is None:
-            return None
-        starts = text.lstrip().startswith((*self.marks, *filter(None, [self.bos])))
-        ends = bool(self.opened) and text.rstrip().endswith(self.opened)
-        return mark if starts or ends or (self._turn and self._turn in text) else None
 
 
 def without_end_marks(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
+from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.paired import HALF, TIES, add_holm
 from prb_jax.metrics.prediction import (
@@ -28,6 +28,7 @@ from prb_jax.metrics.prediction import (
 )
 from prb_jax.metrics.rank_measures import RBO_P, tau_error
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, grade_interval
+from prb_jax.platform.extras import has_extra
 from prb_jax.records.reading import read_object
 from prb_jax.records.writing import refuse_file, write_json
 from prb_jax.reports.comparison import check_comparable, named_runs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from prb_jax.errors import lacking_extra
+from prb_jax.platform.extras import lacking_extra
 from prb_jax.reports.page import Drawing, Paragraph
 
 if TYPE_CHECKING:

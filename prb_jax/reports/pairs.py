@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.reading import recorded_sources
+from prb_jax.records.sources.recorded import recorded_sources
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped
 from prb_jax.reports.table import Table, first_words, number
 from prb_jax.runs.finished import FinishedRun

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import CheckpointError, RunError, first_line, quote
-from prb_jax.models.checkpoints.locate import check_exported, fingerprint, locate
+from prb_jax.models.checkpoints.exported import check_exported
+from prb_jax.models.checkpoints.locate import fingerprint, is_exported, locate
 from prb_jax.platform.paths import localised
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
@@ -96,7 +97,8 @@ def prepare_push(
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise RunError(f"repository: expected ORG/NAME, found {quote(repository)}")
     folder, training, runs = _published(Path(run))
-    check_exported(folder)
+    if is_exported(folder):
+        check_exported(folder)
     digests = fingerprint(folder)
     for path in evaluations:
         evaluation = read_finished(path)

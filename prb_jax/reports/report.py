@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from prb_jax.errors import RunError, has_extra
+from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.platform.extras import has_extra
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import write_once

@@ -16,9 +16,9 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import write_json
-from prb_jax.runs.kind import check_file
+from prb_jax.runs.sealed import check_file
+from prb_jax.runs.training import BEHAVIOUR
 
-BEHAVIOUR: Final = "behaviour.json"
 REPETITION: Final = "repetition"
 """Field of a setting that distinguishes repetitions of one figure, e.g. a seed."""
 

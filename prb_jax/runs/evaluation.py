@@ -18,21 +18,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, TypedDict
 
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
 from prb_jax.records.writing import write_json, writing
-from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
+from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded
 from prb_jax.runs.rows import Row, RowFile, RowKind
-from prb_jax.runs.users import USERS
+from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
 """One row per comparison that a judge judged: its verdicts or ratings, and its replies."""
 CLUSTERS: Final = "clusters.jsonl"
+USERS: Final = "users.csv"
 LEFT_OUT: Final = "left_out.jsonl"
 BLOCKS: Final = "blocks.jsonl"
 COMPUTED: Final = "computed.jsonl"
@@ -96,53 +97,11 @@ SCORE_ROWS: Final = RowKind(
 _BLOCK_ROWS: Final = RowKind(BLOCKS, "blocks", itemgetter("file", "block"), _BlockLine)
 
 
-class _Source(TypedDict, total=False):
-    kind: str
-    files: dict[str, str | None]
-
-
-class RecordedData(TypedDict):
-    """Fields of ``run.json`` about the data; logs of other harnesses have more."""
-
-    sources: NotRequired[list[_Source]]
-    subset: NotRequired[str | None]
-    comparisons: NotRequired[int | None]
-    sha256: NotRequired[str | None]
-
-
-class _Model(TypedDict, total=False):
-    name: str
-    architecture: str | None
-    files: dict[str, str]
-    revision: str | None
-    template: str | None
-    quantize: str | None
-
-
-class _Hint(TypedDict):
-    kind: str
-
-
-class EvaluationInputs(TypedDict):
-    """The inputs of an evaluation that other code reads."""
-
-    model: _Model
-    data: NotRequired[RecordedData | None]
-    protocol: NotRequired[str | None]
-    profile_posts: NotRequired[int | None]
-    max_length: NotRequired[int | None]
-    limit: NotRequired[int | None]
-    # by kind; "upper_bound" lists the kinds that no model could know
-    hints: NotRequired[dict[str, _Hint | list[str]]]
-    control: NotRequired[str]
-    part: NotRequired[str]
-
-
 EVALUATION: Final = RunKind(
     "prb_jax evaluation",
     "prb evaluate",
     rows=SCORE_ROWS,
-    inputs=EvaluationInputs,
+    inputs="prb_jax.runs.evaluation_inputs:EvaluationInputs",
     # the last pattern matches RewardBench's result files: `AGGREGATES` of `prb_jax.records.benchmarks.benchmark`
     sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, "*/eval-set/**/*.json"),
 )
@@ -193,7 +152,7 @@ class EvaluationFolder(RunFolder):
           RunError: ``run.json`` records other data.
         """
         record, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
-        check_same_inputs(self.path, _filled(record["inputs"], wanted), wanted)
+        get("runs", "check inputs").value(self.path, _filled(record["inputs"], wanted), wanted)
         if record["inputs"] != wanted:
             write_json(self.path / RUN, {**record, "inputs": wanted})
         _remove(self.path / BLOCKS)

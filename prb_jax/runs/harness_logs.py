@@ -15,10 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.errors import RunError, listed, need_extra, quote
+from prb_jax.errors import RunError, listed, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.reading import bounded_lines, open_file, parse_json, read_object
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN

@@ -20,21 +20,17 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 
 from prb_jax.errors import RunError, quote
-from prb_jax.models.checkpoints.locate import MODEL, TRAIN
 from prb_jax.platform.paths import shown
-from prb_jax.platform.processes.agreement import differences
 from prb_jax.platform.processes.sharing import entered_on_first_process, on_first_process, process_count
-from prb_jax.records.digests import check_digests, digest_of_bytes, digests_of, matching
-from prb_jax.records.reading import read_json, read_object
-from prb_jax.records.schema import check_schema
-from prb_jax.records.writing import held_folder, json_file, refuse_file, write_file, write_json, writing
+from prb_jax.records.reading import read_json
+from prb_jax.records.writing import held_folder, refuse_file, write_json, writing
 from prb_jax.runs import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
+from prb_jax.seams import get
 
 RUN = "run.json"
 SUMMARY = "summary.json"
-_LONGEST_DIFFERENCE = 20
-_FORMAT: Final = 2  # of the record of a finished run
+FORMAT: Final = 2  # of the record of a finished run
 
 Inputs = Mapping[str, Any]
 
@@ -102,7 +98,8 @@ class RunKind:
     # files and folders that, without `file`, show that a folder holds something else
     others: tuple[str, ...] = ()
     finished: str = SUMMARY  # file that only finished runs have
-    inputs: Any = dict[str, Any]  # TypedDict: inputs that other code reads, and their types
+    # TypedDict, or its "module:name": inputs that other code reads, and their types
+    inputs: Any = dict[str, Any]
     # patterns of further files whose digests the record of a finished run has
     sealed: tuple[str, ...] = ()
 
@@ -134,10 +131,7 @@ class RunKind:
             return None
         if not isinstance(run, dict) or run.get("kind") != self.name:
             raise RunError(f"{path}: not a record of `{self.command}`; {hint}")
-        check_schema(run, RunRecord, where=str(path), error=RunError, hint=hint)
-        check_schema(run["inputs"], self.inputs, where=f"{path}: inputs", error=RunError, hint=hint)
-        if run.get("format", 1) > _FORMAT:
-            raise RunError(f"{path}: format {run['format']}: written by a later version of prb_jax; {hint}")
+        get("runs", "check record").value(self, run, where=str(path), hint=hint)
         return run
 
     def read_finished(self, folder: Path) -> dict[str, Any]:
@@ -161,11 +155,7 @@ class RunKind:
         Raises:
           RunError: a file cannot be written.
         """
-        data = json_file(summary)
-        patterns = [*self.sealed, *([self.rows.file] if self.rows else [])]
-        files = {**digests_of(folder, patterns), self.finished: digest_of_bytes(data)}
-        write_json(folder / self.file, {**(self.read(folder) or {}), "format": _FORMAT, "files": files})
-        write_file(folder / self.finished, data)
+        get("runs", "seal").value(self, folder, summary)
 
     def reopen(self, folder: Path) -> None:
         """Mark a finished run as unfinished, before its files change.
@@ -182,18 +172,7 @@ class RunKind:
         Raises:
           RunError: a file is missing, or differs from its digest.
         """
-        path, files = folder / self.file, run.get("files", {})
-        if run.get("format", 1) == _FORMAT:
-            written = [
-                self.finished,
-                *([self.rows.file] if self.rows else []),
-                *matching(folder, self.sealed),
-            ]
-            # Sub-folders may hold files that a killed command added to a finished run.
-            if unknown := [name for name in written if name not in files and "/" not in name]:
-                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found nothing")
-        own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
-        check_digests(folder, own, record=path, error=RunError, hint=hint)
+        get("runs", "check sealed").value(self, folder, run, hint=hint)
 
     @contextlib.contextmanager
     def open(
@@ -233,7 +212,8 @@ class RunKind:
                 if rows is not None and not rows:
                     recorded = None  # the run stopped before its first row: nothing to keep
                 else:
-                    check_same_inputs(path, *compared(recorded["inputs"], wanted), file=self.file)
+                    same = get("runs", "check inputs").value
+                    same(path, *compared(recorded["inputs"], wanted), file=self.file)
             record = self.record(path, recorded, inputs=wanted, session=session, notes=notes or {})
             file = None if self.rows is None else stack.enter_context(self.rows.open(path, rows))
             yield RunFolder(path, self, record, cast("RowFile[Any]", file))
@@ -282,21 +262,6 @@ class RunKind:
         return known
 
 
-def check_file(path: Path) -> None:
-    """Compare a file of any run with its digest in the record beside it, if there is one.
-
-    Raises:
-      RunError: the file differs from its digest.
-    """
-    for name in (RUN, TRAIN):
-        record = path.parent / name
-        if record.is_file():
-            run = read_object(record, error=RunError)
-            check_schema(run, RunRecord, where=str(record), error=RunError)
-            known = {path.name: run["files"][path.name]} if path.name in run.get("files", {}) else {}
-            check_digests(path.parent, known, record=record, error=RunError)
-
-
 def session_now() -> dict[str, Any]:
     """Return the time, and the version of Python."""
     return {
@@ -315,28 +280,3 @@ def devices_of(mesh: Any) -> dict[str, Any]:
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Pass the inputs of a run through JSON: they must compare equal to inputs that are read back."""
     return json.loads(json.dumps(shown(inputs), allow_nan=False))
-
-
-def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
-    """Raise RunError if a run would continue with other inputs.
-
-    Args:
-      path: Run folder.
-      old: Inputs in its `file`.
-      new: Inputs of this call.
-      file: Name of the record, for the message.
-
-    Raises:
-      RunError: the message names each differing field with both values.
-    """
-    changed = differences(old, new)
-    if not changed:
-        return
-    lines = [f"  {name}: {before} -> {after}" for name, (before, after) in changed.items()]
-    if len(lines) > _LONGEST_DIFFERENCE:
-        lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
-    raise RunError(
-        f"{path} holds another run; these differ from its {file}:\n"
-        + "\n".join(lines)
-        + "\nTo continue that run, repeat its settings; for a new one, choose another folder with --out."
-    )

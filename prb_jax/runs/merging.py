@@ -13,7 +13,8 @@ from prb_jax.records.reading import bounded_lines, parse_json, read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import held_folder, whole_file, write_json, writing
 from prb_jax.runs.evaluation import COMPUTED
-from prb_jax.runs.kind import RUN, RunKind, RunRecord, check_same_inputs
+from prb_jax.runs.kind import RUN, RunKind, RunRecord
+from prb_jax.runs.other_inputs import check_same_inputs
 from prb_jax.runs.parts import PART, Part, PartFile, parse_part
 
 _KEYS = ("id", "sample", "judge")

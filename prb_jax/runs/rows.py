@@ -12,14 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Mut
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
 from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, share_json
-from prb_jax.records.reading import bounded_lines, parse_json
-from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import json_line, whole_file, writing
+from prb_jax.seams import get
 
 Row = Mapping[str, Any]
 AnyRow = TypeVar("AnyRow")
@@ -60,32 +59,9 @@ class RowKind(Generic[AnyRow]):
           RunError: a whole line is not such a row, or two rows have the same key.
         """
         path = path / self.file if path.is_dir() else path
-        rows = self.table()
-        try:
-            with path.open("rb") as file:
-                for number, line in enumerate(_lines(file, path, cut=cut), start=1):
-                    where = f"{path}:{number}"
-                    wrong: dict[str, Any] = {
-                        "where": f"{where}: not a row of {self.what}",
-                        "error": RunError,
-                        "hint": self.hint,
-                    }
-                    value = parse_json(line.removesuffix(b"\n"), **wrong)
-                    check_schema(value, self.schema, **wrong)
-                    try:
-                        row = self.decode(value)
-                    except ValueError as error:
-                        raise RunError(f"{wrong['where']}: {error}; {self.hint}") from None
-                    if self.key(row) in rows:
-                        raise RunError(
-                            f"{where}: a second row for {quote(self.key(row))}; remove one of the two"
-                        )
-                    rows[self.key(row)] = row
-        except OSError as error:
-            if cut and isinstance(error, FileNotFoundError):
-                return rows
-            raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-        return rows
+        if cut and not path.exists():
+            return self.table()
+        return get("runs", "read rows").value(self, path, cut=cut)
 
     @contextlib.contextmanager
     def open(
@@ -206,15 +182,3 @@ def share_rows(kind: RowKind[AnyRow], folder: Path, file: RowFile[AnyRow] | None
                 row = kind.decode(shared)
                 rows[kind.key(row)] = row
     return RowFile(folder / kind.file, kind, rows, None) if file is None else file
-
-
-def _lines(file: BinaryIO, path: Path, *, cut: bool) -> Iterator[bytes]:
-    """Yield the lines of a file; with ``cut``, cut off a torn last line instead of yielding it."""
-    whole = 0
-    for line in bounded_lines(file, path, error=RunError):
-        if cut and not line.endswith(b"\n"):
-            with writing(path):
-                os.truncate(path, whole)
-            return
-        yield line
-        whole += len(line)

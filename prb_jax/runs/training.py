@@ -16,10 +16,10 @@ from prb_jax.errors import RunError, short_repr
 from prb_jax.models.checkpoints.locate import MODEL, TRAIN
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
-from prb_jax.runs.behaviour import BEHAVIOUR
 from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 
 CHECKPOINTS = "checkpoints"
+BEHAVIOUR = "behaviour.json"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 

@@ -15,8 +15,8 @@ from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.records.writing import write_file
+from prb_jax.runs.evaluation import USERS
 
-USERS = "users.csv"
 COLUMNS = ("user", "comparisons", "wins", "ties", "accuracy", "ci95_low", "ci95_high", "known")
 USERS_DEFINITION = (
     f"in {USERS}, one line per user in the order of the data: comparisons, wins, ties, accuracy, the bounds of its "

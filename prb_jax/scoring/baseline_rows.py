@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
+from prb_jax.scoring.baselines import BASELINES, FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.job import Job
+from prb_jax.scoring.large_table import LargeTable, Lazy
 from prb_jax.scoring.summary import BASELINE_ROWS
 
 _WITHOUT_SCORES: Final = {
@@ -31,7 +32,7 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
     """
     comparisons, table = job.inputs.comparisons, job.table
     baselines: dict[str, Sequence[ScoredRow] | str] = {}
-    for name, rows in table.baselines().items():
+    for name, rows in _of_all(job).items():
         says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
     if not comparisons.in_memory:
@@ -42,6 +43,18 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
     for name, votes in VOTES.items():
         baselines[name] = _rows(table, votes(comparisons)) or _NO_VOTES
     return baselines
+
+
+def _of_all(job: Job) -> Mapping[str, Sequence[ScoredRow]]:
+    """Return the rows of each baseline that needs no votes; a table of large data has their scores."""
+    table = job.table
+    if isinstance(table, LargeTable):
+        return table.baselines()
+
+    def rows(scores: Sequence[np.ndarray]) -> Sequence[ScoredRow]:
+        return Lazy(scores.__len__, lambda index: table.row(index, scores[index].tolist()))
+
+    return {name: rows(score(job.inputs.comparisons)) for name, score in BASELINES.items()}
 
 
 def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.models.model import matrix_flops_per_token
 from prb_jax.platform.processes.sharing import process_count
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison

@@ -19,7 +19,7 @@ from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.derived_users import derived_users
+from prb_jax.scoring.clusters import clusters_of_table, derived_users
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def with_other_users(
 
     The seed and the user's name select the other user among the eight users with the nearest profile lengths
     (characters of the posts shown). Rows without a user belong to one person if their profiles share posts
-    (`prb_jax.scoring.derived_users`); they never get a profile that shares a post with theirs. A comparison without a
+    (`prb_jax.scoring.clusters`); they never get a profile that shares a post with theirs. A comparison without a
     profile keeps none.
 
     Args:
@@ -165,7 +165,7 @@ def _may_be_one(a: Comparison, b: Comparison) -> bool:
 def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a control in the summary of its run; `summary` is the control's own summary."""
     comparisons, table = run.job.inputs.comparisons, run.job.table
-    paired = paired_difference(run.rows, control.rows, clusters=table.clusters(comparisons))
+    paired = paired_difference(run.rows, control.rows, clusters=clusters_of_table(table, comparisons))
     told = table.told()
     if control.job.control == SWAP:
         told = sum(

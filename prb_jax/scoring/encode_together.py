@@ -8,8 +8,7 @@ from dataclasses import astuple
 
 import numpy as np
 
-from prb_jax import errors
-from prb_jax.errors import PrbError
+from prb_jax.errors import PrbError, class_named
 from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import Gather
@@ -37,9 +36,7 @@ def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
         for process, vector in enumerate(gather_int32(sent)):
             if len(vector) and vector[0] == _ERROR:
                 kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
-                raise getattr(errors, kind)(
-                    text if process == process_index() else f"process {process}: {text}"
-                )
+                raise class_named(kind)(text if process == process_index() else f"process {process}: {text}")
             trees.update(zip(parts[process], unpacked_trees(vector), strict=True))
         return [trees[place] for place in range(len(trees))]
 

@@ -21,10 +21,9 @@ from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs, warn_of_cuts
 from prb_jax.scoring.job import open_job
-from prb_jax.scoring.load import Model, open_scorer, read_history
+from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.run import ScoredRun, open_scored_run, session_facts
-from prb_jax.scoring.summary import sum_up
 from prb_jax.seams import get
 from prb_jax.trees.encode import TooLongError
 
@@ -129,7 +128,9 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     )
     if options.aspects is not None:
         inputs = get("evaluation", "aspects").value(inputs, options.aspects)
-    history = read_history(options.history)
+    history = None
+    if options.history is not None:
+        history = get("evaluation", "history").value(options.history)
     if inputs.benchmarks:
         get("evaluation", "benchmark check").value(inputs)
     if process_count() > 1:
@@ -157,7 +158,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
                 decided = {**decided, "data": inputs.to_json()}
                 run.settle(decided)
             runs.append(run)
-        summary = on_first_process(lambda: sum_up(runs, folder))
+        summary = on_first_process(lambda: get("evaluation", "summary").value(runs, folder))
     if log is not None:
         log(summary)
     return Evaluation(out=options.folder, summary=summary, rows=runs[0].rows)

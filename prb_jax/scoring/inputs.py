@@ -11,11 +11,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
+from prb_jax.errors import DataError, PrbWarning, counted, quote, short_repr
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, digest, given_rows, read_records
 from prb_jax.records.items import Held, Items, joined, stamp
-from prb_jax.records.lines import JsonLines, Row
+from prb_jax.records.lines import Row
 from prb_jax.records.sources.reading import (
     benchmark_of,
     describe_source,
@@ -23,10 +23,10 @@ from prb_jax.records.sources.reading import (
     open_comparisons,
     prepared_tokens,
 )
-from prb_jax.scoring import TOO_LONG
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
+    from prb_jax.records.large_lines import JsonLines
     from prb_jax.scoring.left_out import LeftOut
     from prb_jax.scoring.reader import Reader
 
@@ -66,7 +66,7 @@ class Inputs:
     def reading(self) -> list[JsonLines]:
         """Large files, which are read during scoring, each byte once."""
         values = (value for source in self.sources.values() for value in (source.get("files") or {}).values())
-        return [value for value in values if isinstance(value, JsonLines)]
+        return [value for value in values if not isinstance(value, str)]
 
     def complete(self) -> None:
         """Read the large files to the end, for their digests; a collective."""
@@ -77,7 +77,7 @@ class Inputs:
         """Return the description of each named source, JSON-ready; arguments as in :meth:`to_json`."""
 
         def digest_of(file: Any) -> Any:
-            if not isinstance(file, JsonLines):
+            if isinstance(file, str):
                 return file
             return file.digest if whole or file.complete else None
 
@@ -103,29 +103,6 @@ class Inputs:
             "comparisons": len(self.comparisons) if whole or self.comparisons.complete else None,
             "sha256": self.sha256,
         }
-
-
-def check_unchanged(inputs: Inputs) -> None:
-    """Check that no named source has changed since it was read.
-
-    Raises:
-      DataError: A source vanished or changed, so the scores would belong to data that no longer exist.
-    """
-    for name, before in inputs.described().items():
-        try:
-            if name in inputs.stamps and stamp(large_files(name, split=SPLIT)) == inputs.stamps[name]:
-                continue
-            after = describe_source(name)
-        except DataError as error:
-            raise DataError(
-                f"{name}: vanished while it was being scored ({error}); the scores so far are kept: restore it, "
-                f"back, and the same command finishes the run"
-            ) from error
-        if after != before:
-            raise DataError(
-                f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
-                f"old contents: restore them to finish the run, or start again in another folder"
-            )
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
@@ -236,21 +213,6 @@ def _check(records: Iterable[Row[Comparison]]) -> None:
         seen[comparison.id] = place
     if not seen:
         raise DataError("nothing to score: expected at least one comparison")
-
-
-def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
-    """Check that `too_long` is known and has an effect.
-
-    Raises:
-      RunError: The choice is unknown, or "skip" has no effect: the protocol cuts responses, or the scorer has no length
-        limit.
-    """
-    if too_long not in TOO_LONG:
-        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
-    if too_long == "skip" and reader is None:
-        raise RunError("too_long=skip: this scorer has no length limit, so nothing is too long for it")
-    if too_long == "skip" and view.protocol.cuts_responses:
-        raise RunError(f"too_long=skip: the {view.protocol} protocol cuts responses, so none is too long")
 
 
 def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None, *, view: View) -> None:

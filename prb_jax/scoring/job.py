@@ -9,17 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import RunError, printable, short_repr
-from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import on_first_process, process_index
+from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import is_settled
 from prb_jax.scoring import UPPER_BOUND
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.comparison_table import ComparisonTable, table_of
 from prb_jax.scoring.inputs import (
-    SPLIT,
     Inputs,
-    check_too_long,
     warn_without_profiles,
 )
 from prb_jax.scoring.options import EvaluateOptions
@@ -65,7 +62,8 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
     chosen, reader = scorer.choose_view(options.view), scorer.reader
     chosen.warn(known_as)
     view = chosen.view
-    check_too_long(options.too_long, reader, view=view)
+    if options.too_long != "error":
+        get("evaluation", "check too long").value(options.too_long, reader, view=view)
     warn_without_profiles(inputs.comparisons, reader, view=view)
     remarks = list(scorer.remarks(view))
     for remark in remarks if process_index() == 0 else ():
@@ -88,14 +86,17 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         **({"hints": inputs.hints} if inputs.hints else {}),
         **({} if options.part is None else {"part": options.part}),
     }
-    check_agreement(decided)  # covers the tokenizer, and models passed as objects
+    if process_count() > 1:  # covers the tokenizer, and models passed as objects
+        get("processes", "agreement").value(decided)
     notes = {
         "model": options.name or known_as,
         "data": list(inputs.sources),
         **({"overrides": chosen.overrides} if chosen.overrides else {}),
         **({"remarks": remarks} if remarks else {}),
     }
-    tokens = _prepared(scorer, inputs, view, options)
+    tokens: StoredComparisons | None = None
+    if inputs.prepared is not None and reader is not None:
+        tokens = get("evaluation", "prepared").value(reader, inputs, view, options)
     if options.too_long == "skip":
         leave_out = get("evaluation", "leave out").value
         inputs = leave_out(inputs, reader, view=view, has_tokens=tokens is not None)
@@ -103,7 +104,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         name=options.name or known_as,
         scorer=scorer,
         inputs=inputs,
-        table=ComparisonTable(inputs.comparisons) if tokens is None else tokens.table(),
+        table=table_of(inputs.comparisons) if tokens is None else tokens.table(),
         # Scorers with a reader accept prepared tokens too.
         shown=inputs.comparisons if tokens is None else cast("Items[Comparison]", tokens),
         view=view,
@@ -111,17 +112,3 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         notes=notes,
         part=None if options.part is None else get("parts", "parse").value(options.part),
     )
-
-
-def _prepared(
-    scorer: Scorer, inputs: Inputs, view: View, options: EvaluateOptions
-) -> StoredComparisons | None:
-    """Return the tokens that `prb prepare` wrote for this model and view; None if text must be read."""
-    if inputs.prepared is None or scorer.reader is None:
-        return None
-    of_data: dict[str, Any] = {"split": SPLIT, "subset": inputs.subset, "limit": options.limit}
-    tokens = get("evaluation", "tokens").value(inputs.prepared, scorer.reader, view, **of_data)
-    # A benchmark is read as text, for its rule; only its text tells which comparisons of the store it contains.
-    if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
-        return None
-    return tokens

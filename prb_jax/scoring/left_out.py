@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.records.items import windows
 from prb_jax.records.writing import json_line, whole_file, writing
+from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.benchmark_scores import check_benchmarks
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.reader import Reader
@@ -72,3 +73,18 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View, has_tokens: bool) -
     inputs = replace(inputs, comparisons=left, benchmarks=positions, left_out=LeftOut(reasons, lost))
     check_benchmarks(inputs)
     return inputs
+
+
+def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
+    """Check that `too_long` is known and has an effect.
+
+    Raises:
+      RunError: The choice is unknown, or "skip" has no effect: the protocol cuts responses, or the scorer has no length
+        limit.
+    """
+    if too_long not in TOO_LONG:
+        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
+    if too_long == "skip" and reader is None:
+        raise RunError("too_long=skip: this scorer has no length limit, so nothing is too long for it")
+    if too_long == "skip" and view.protocol.cuts_responses:
+        raise RunError(f"too_long=skip: the {view.protocol} protocol cuts responses, so none is too long")

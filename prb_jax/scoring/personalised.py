@@ -29,7 +29,7 @@ from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Records, as_comparisons, digest
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
-from prb_jax.runs.kind import check_file
+from prb_jax.runs.sealed import check_file
 from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
 from prb_jax.trees.tree import ScoredBatch, Truncation
 

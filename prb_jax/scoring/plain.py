@@ -11,12 +11,13 @@ from typing import Any, ClassVar, cast, overload
 import numpy as np
 
 from prb_jax.errors import RunError, quote
+from prb_jax.plugins import python_value
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.records.items import windows
 from prb_jax.scoring import READS_TEXTS
 from prb_jax.scoring.scorer import GivesRewards, ScoreFunction, Skip, skip_nothing
-from prb_jax.seams import get, python_value
+from prb_jax.seams import get
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.tree import ScoredBatch, Truncation
 

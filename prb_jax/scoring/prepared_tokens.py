@@ -15,7 +15,9 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records.items import Items
 from prb_jax.records.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.records.sources.source import same_subset
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.inputs import SPLIT, Inputs
+from prb_jax.scoring.large_table import LargeTable
+from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol
@@ -40,7 +42,7 @@ class StoredComparisons(Items[TokenisedComparison]):
 
     in_memory = False
 
-    def __init__(self, store: TokenStore, places: np.ndarray, *, table: ComparisonTable) -> None:
+    def __init__(self, store: TokenStore, places: np.ndarray, *, table: LargeTable) -> None:
         self.store, self.places, self._table = store, places, table
 
     def __len__(self) -> int:
@@ -53,7 +55,7 @@ class StoredComparisons(Items[TokenisedComparison]):
     def truncated(self) -> int:
         return int((self.store.arrays["cuts"][self.places] != 0).any(axis=1).sum())
 
-    def table(self) -> ComparisonTable:
+    def table(self) -> LargeTable:
         """Return the columns of these comparisons."""
         return self._table if len(self.places) == len(self.store) else self._table.at(self.places)
 
@@ -119,7 +121,7 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
     return store
 
 
-def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
+def stored_table(folder: Path, *, split: str) -> LargeTable | None:
     """Return the columns of a prepared folder, the same for every model; None if no tokens were prepared.
 
     Raises:
@@ -130,7 +132,7 @@ def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
     of_split = [path for path in stores if path.parent.name == split] or stores
     if len({path.parent.name for path in of_split}) != 1:
         return None
-    return ComparisonTable.stored(open_store(of_split[0].parent).arrays)
+    return LargeTable.stored(open_store(of_split[0].parent).arrays)
 
 
 def stored_comparisons(
@@ -158,15 +160,13 @@ def stored_comparisons(
     store = find_store(folder, reader, view, split=split)
     if store is None:
         return None
-    table = ComparisonTable.stored(store.arrays)
+    table = LargeTable.stored(store.arrays)
     if places is None:
         places = places_of(table, subset=subset, limit=limit, where=folder)
     return StoredComparisons(store, places, table=table)
 
 
-def places_of(
-    table: ComparisonTable, *, subset: str | None, limit: int | None, where: str | Path
-) -> np.ndarray:
+def places_of(table: LargeTable, *, subset: str | None, limit: int | None, where: str | Path) -> np.ndarray:
     """Return the indices of the first ``limit`` comparisons of a subset, int64.
 
     Raises:
@@ -180,3 +180,16 @@ def places_of(
         expected = ", ".join(sorted({name or "(none)" for name in subsets}))
         raise DataError(f"{where}: no subset {quote(subset)}; expected one of {expected}")
     return places
+
+
+def tokens_of_job(
+    reader: Reader, inputs: Inputs, view: View, options: EvaluateOptions
+) -> StoredComparisons | None:
+    """Return the tokens that `prb prepare` wrote for this model and view; None if text must be read."""
+    assert inputs.prepared is not None
+    of_data: dict[str, Any] = {"split": SPLIT, "subset": inputs.subset, "limit": options.limit}
+    tokens = stored_comparisons(inputs.prepared, reader, view, **of_data)
+    # A benchmark is read as text, for its rule; only its text tells which comparisons of the store it contains.
+    if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
+        return None
+    return tokens

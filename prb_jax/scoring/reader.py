@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.errors import DataError, quote, short_repr
-from prb_jax.models.readouts.rules import choose_readout
+from prb_jax.models.head import choose_readout
 from prb_jax.personal import has_soft_prompts
 from prb_jax.records.comparison import Comparison
 from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import (
-    ChosenView,
-    TrainedView,
-    View,
-    ViewOptions,
-    choose_view,
-    length_limit,
-    read_trained_view,
-)
+from prb_jax.text.view import TRAINED_VIEW, ChosenView, View, ViewOptions, choose_view, length_limit
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import TooLongError, encode_comparisons, encode_each
-from prb_jax.trees.tree import TokenisedComparison, Tree, build_tree
+from prb_jax.trees.tree import TokenisedComparison, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -36,12 +28,9 @@ if TYPE_CHECKING:
     from prb_jax.personal.method import OfUser, UserTokens
     from prb_jax.personal.prompts import SavedPrompts
     from prb_jax.text.pair_tokenizer import PairTokenizer
+    from prb_jax.text.trained_view import TrainedView
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
-
-
-class IdsTooLongError(DataError):
-    """A conversation in token ids is longer than the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,35 +83,13 @@ class Reader:
           DataError: The model cannot read a comparison; the message names it.
           CheckpointError: The head has several labels, and none is named as the reward.
         """
-        self._check_labels(view.protocol)
+        self.check_labels(view.protocol)
         texts = [one for one in comparisons if isinstance(one, Comparison)]
         encoded = iter(self.encode_text(texts, view=view) if texts else ())
         trees = [next(encoded) if isinstance(one, Comparison) else one.tree() for one in comparisons]
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(f"comparison {quote(comparison.id)}", tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
-
-    def encode_ids(
-        self, sequences: Sequence[np.ndarray], *, user_id: str | None = None, view: View, name: str
-    ) -> Tree:
-        """Return the tree of K whole conversations in int32 token ids, each read at its last token.
-
-        Raises:
-          DataError: Errors of :meth:`encode`, with `name` in the message; IdsTooLongError for more ids than the limit.
-          CheckpointError: Errors of :meth:`encode`.
-        """
-        self._check_labels(view.protocol)
-        limit = self.limit(view)
-        for ids in sequences:
-            if len(ids) > limit:
-                raise IdsTooLongError(f"{name}: {len(ids):,} tokens, more than the limit of {limit:,}")
-            if len(ids) and int(ids.min()) < 0:
-                raise DataError(f"{name}: token ids: expected 0 or more, found {int(ids.min())}")
-        tree = build_tree(sequences)
-        self.check_readable(name, tree)
-        if self.prompts is None:
-            return tree
-        return self.prompts.encode([tree], [TokenisedComparison(name, user_id, lambda: tree)])[0]
 
     def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
         """Return the trees of the text, without soft prompts and without :meth:`check_readable`."""
@@ -163,7 +130,7 @@ class Reader:
         Raises:
           CheckpointError: The head has several labels, and none is named as the reward.
         """
-        self._check_labels(protocol)
+        self.check_labels(protocol)
         remarks: list[str] = []
         if protocol is not TextProtocol.PAPER or not isinstance(self.tokenizer, ChatTokenizer):
             return remarks
@@ -179,7 +146,8 @@ class Reader:
             )
         return remarks
 
-    def _check_labels(self, protocol: TextProtocol) -> None:
+    def check_labels(self, protocol: TextProtocol) -> None:
+        """Raise CheckpointError if the head has several labels and none is named as the reward."""
         if not (self.labels_named or protocol is TextProtocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
@@ -231,6 +199,6 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
         tokenizer=tokenizer,
         labels_named=opened.labels_named,
         prompts=None if prompts is None else prompts.prompts(first_id=config.vocab_size),
-        trained=read_trained_view(folder),
+        trained=get("views", "trained").value(folder) if (folder / TRAINED_VIEW).exists() else None,
     )
     return reader, prompts

@@ -22,7 +22,6 @@ from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records
-from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import (
     Batch,
     BatchOptions,
@@ -76,7 +75,7 @@ class RewardModel(GivesRewards):
       mesh: Device mesh.
       dtype: Type of weights and activations; the head and the rewards are float32.
       readout: How logits become a reward; for a head in the registry of reward models, the name of its row.
-      labels: Rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
+      labels: Rule of :func:`prb_jax.models.head.read_out` for the head's values.
       quantize: Storage format of the layers' matrices, if they are quantised: see :mod:`prb_jax.models.quantization`.
       streams: Implementation of attention over packed streams; None for an encoder.
       report: Report on the tensors read from the checkpoint.
@@ -226,7 +225,7 @@ class RewardModel(GivesRewards):
 
     def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array]) -> jax.Array:
         """Like :meth:`dispatch`, but with another program of the same parameters."""
-        with compiling(program, *batch_sizes(batch)):
+        with get("progress", "compiling").value(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:

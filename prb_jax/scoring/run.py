@@ -19,14 +19,12 @@ from prb_jax.platform.processes.sharing import (
     entered_on_first_process,
     on_first_process,
 )
-from prb_jax.records.comparison import Comparison
-from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
-from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
 from prb_jax.scoring.job import Job
 from prb_jax.scoring.scorer import Scorer
+from prb_jax.seams import get
 from prb_jax.trees.tree import has_equal_sides
 
 if TYPE_CHECKING:
@@ -75,9 +73,8 @@ class ScoredRun:
 
         skip = are_finished if job.part is None else job.part.skip(are_finished)
         batches = job.scorer.stream(job.shown, view=job.view, batch_tokens=batch_tokens, skip=skip)
-        count, label = Count(0, before), ", ".join(filter(None, (job.name, job.control)))
-        _estimate(count, job.shown)
-        with show_progress(label, count, enabled=progress) as display:
+        label = ", ".join(filter(None, (job.name, job.control)))
+        with get("progress", "rows").value(label, job.shown, done=before, enabled=progress) as show:
             for batch in batches:
                 table.advance(max(batch.indices, default=-1) + 1)
                 rows = []
@@ -112,8 +109,7 @@ class ScoredRun:
                     self.folder.append_blocks([file.digests for file in reading])
                     self.folder.file.append(rows)
                 self.scores.update((row.id, row) for row in rows)
-                _estimate(count, job.shown)
-                display.advance(len(rows), sum(row.tokens for row in rows))
+                show(rows)
         table.complete()
 
     def settle(self, decided: Mapping[str, Any]) -> None:
@@ -167,11 +163,6 @@ def check_scores_differ(run: ScoredRun) -> None:
     if len(comparisons) > _HANDFUL:
         raise RunError(f"{message}. Its figures would be meaningless")
     warnings.warn(message, PrbWarning, stacklevel=2)
-
-
-def _estimate(count: Count, comparisons: Items[Comparison]) -> None:
-    """Set the total of the progress display, or an estimate until it is known."""
-    count.about, count.total = not comparisons.complete, round(comparisons.about())
 
 
 def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:

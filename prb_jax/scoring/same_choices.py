@@ -7,10 +7,12 @@ from typing import Any
 
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import process_count, refuse_together
+from prb_jax.platform.processes.refusals import refuse_together
+from prb_jax.platform.processes.sharing import process_count
 from prb_jax.records.options import flat_settings, options_of
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.load import Model, model_contents
+from prb_jax.scoring.kinds import model_contents
+from prb_jax.scoring.open_scorer import Model
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.remote import is_url
 from prb_jax.version import computing_versions

@@ -12,8 +12,9 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring import VOTES
-from prb_jax.scoring.inputs import check_unchanged
+from prb_jax.scoring.clusters import clusters_of_table
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
+from prb_jax.scoring.unchanged import check_unchanged
 from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES
 
@@ -97,7 +98,7 @@ def finish_run(
     if job.control is None:
         check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
-    clusters = job.table.clusters(inputs.comparisons)
+    clusters = clusters_of_table(job.table, inputs.comparisons)
     if clusters.responses is not None or clusters.derived:
         get("evaluation", "clusters").value(folder.path, rows, clusters)
     judged = scorer.judge_figures(inputs.comparisons)

@@ -32,8 +32,8 @@ from prb_jax.records.items import Held
 from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.baselines import BASELINES
-from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, scored_by
 from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
+from prb_jax.scoring.large_table import LargeTable, TableRow, scored_by
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.text.view import View, ViewOptions
@@ -160,7 +160,7 @@ def _read_part(file: Path) -> tuple[list[tuple[TableRow, list[list[float]]]], li
 
 def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], data: Any) -> None:
     """Join all parts into one store."""
-    table = ComparisonTable(Held())
+    table = LargeTable(Held())
     known: dict[bytes, int] = {}
     names = ("page_numbers", "prefix_lengths", "response_lengths", "read", "cuts", "checks")
     columns: dict[str, array[int]] = {name: array("q") for name in names}

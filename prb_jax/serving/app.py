@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from prb_jax.errors import PrbError
-from prb_jax.scoring.reader import IdsTooLongError
+from prb_jax.scoring.token_ids import IdsTooLongError
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.http_server import (
     RefusedError,

@@ -13,7 +13,7 @@ from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import DataError, PrbError, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.load import Model, open_scorer
+from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.remote.score_server import ScoreClient
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.items import (

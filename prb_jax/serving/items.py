@@ -13,6 +13,7 @@ from prb_jax.records.comparison import Comparison, Message, Post
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.view import View
 from prb_jax.trees.encode import TooLongError
+from prb_jax.trees.paper import with_special_tokens
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -188,14 +189,16 @@ class TreeMaker:
             if item.ended:
                 text = ended_once(text, eos=chat.tokenizer.eos_token, pad=chat.tokenizer.pad_token)
             ids = chat.tokenize([text])[0]
-            ids = chat.with_special_tokens(ids, max_length=None) if item.special_tokens else ids
+            ids = with_special_tokens(chat, ids, max_length=None) if item.special_tokens else ids
         else:
             ids = np.asarray(item.content, np.int32)
         if item.keep is not None:
             ids = ids[-(self.reader.limit(self.view) if item.keep < 0 else item.keep) :]
         if not len(ids):
             raise DataError("input: expected at least one token, found an empty text")
-        return self.reader.encode_ids([ids], user_id=item.user_id, view=self.view, name="input")
+        from prb_jax.scoring.token_ids import encode_ids  # imports jax
+
+        return encode_ids(self.reader, [ids], user_id=item.user_id, view=self.view, name="input")
 
 
 def refuse_rendered(item: Item, mark_in: Callable[[str], str | None]) -> None:

@@ -18,7 +18,8 @@ from prb_jax.behaviour.judges.options import is_judge
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.load import check_name, has_no_weights, is_module, open_scorer
+from prb_jax.scoring.kinds import check_name, has_no_weights
+from prb_jax.scoring.open_scorer import is_module, open_scorer
 from prb_jax.scoring.remote import is_url
 from prb_jax.scoring.remote.score_server import ScoreClient
 from prb_jax.serving import fields
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from prb_jax.behaviour.judges.options import JudgeOptions
-    from prb_jax.scoring.load import Model
+    from prb_jax.scoring.open_scorer import Model
 
 _REQUIRED: Final = ("user_id", "profile")
 

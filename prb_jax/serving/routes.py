@@ -21,8 +21,8 @@ import numpy as np
 from prb_jax.errors import listed, quote
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Message
-from prb_jax.records.conversation import split_response
 from prb_jax.records.message import Messages, from_json, refuse_extras
+from prb_jax.records.messages import split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.behaviour.judges.scorer import JudgeScorer
-from prb_jax.errors import PrbWarning, RunError, need_extra, printable
+from prb_jax.errors import PrbWarning, RunError, printable
 from prb_jax.models.continued import why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.extras import need_extra
 from prb_jax.scoring.batching import machine_memory
-from prb_jax.scoring.load import read_history
+from prb_jax.scoring.history import read_history
 from prb_jax.scoring.remote.score_server import TOKEN, ScoreClient
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import RunError
 from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.families import is_encoder
+from prb_jax.models.config.family import is_encoder
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal.features import FEATURES, KIND, FeatureOptions, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone

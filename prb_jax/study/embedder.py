@@ -24,17 +24,16 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.config.families import is_encoder
-from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
+from prb_jax.models.config.family import is_encoder
+from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States, read_out
 from prb_jax.models.lora import merge_lora
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.heads import Pooled
 from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
+from prb_jax.models.readouts.recognise import is_plain_language_model
 from prb_jax.models.readouts.registry import REGISTRY
-from prb_jax.models.readouts.resolve import is_plain_language_model
-from prb_jax.models.readouts.rules import read_out
 from prb_jax.models.readouts.score_pairs import PairFn, make_pair_fn
 from prb_jax.models.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.models.readouts.text_encoder import load_text_encoder

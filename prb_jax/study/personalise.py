@@ -14,18 +14,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import DataError, RunError, has_extra, quote
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal import FITTED, SPLITS
 from prb_jax.personal.features import FeatureOptions, FeatureStore
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
+from prb_jax.platform.extras import has_extra
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.writing import write_file, write_json, writing
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.unchanged import check_unchanged
 from prb_jax.study.backbone import check_backbone, features_of, trainable
 from prb_jax.study.outcomes import (
     Outcome,

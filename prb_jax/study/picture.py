@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.errors import need_extra
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.writing import whole_file, writing
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from prb_jax.personal.few_shot.choices import Choices, Posts
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL, preferred_pairs
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import transcript
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 
 NO_USER: Final[str] = "comparisons without a user"
 REPEATED: Final[str] = "a choice that the same user made before"

@@ -8,19 +8,20 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.errors import RunError, has_extra
+from prb_jax.errors import RunError
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.extras import has_extra
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring import NO_CONTROLS
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.evaluate import Evaluation, evaluate, evaluate_options, run_evaluation
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.load import Model, open_scorer
+from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.study.picture import save_figure
 

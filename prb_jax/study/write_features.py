@@ -38,7 +38,8 @@ from prb_jax.records.writing import whole_file, writing
 from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.unchanged import check_unchanged
 from prb_jax.study.embedder import open_embedder
 from prb_jax.version import computing_versions
 

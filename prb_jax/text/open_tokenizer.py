@@ -5,10 +5,7 @@ This module also finds the places where a text can be cut without changing its i
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,11 +19,8 @@ from prb_jax.seams import BUILTIN, get
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _MOST_IDS = 2**31  # ids are int32
-_MOST_GROWTH = 100
-"""Maximum growth factor of a text in the normaliser; normalisers of known models at most double it."""
 RECENT_CHARACTERS = 1 << 24
 """Characters of texts in the cache of token ids; a token has about four."""
-_LONGEST_MAPPED = 64  # maximum bytes per character in a SentencePiece table; its own tables use at most 33
 
 
 def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
@@ -80,12 +74,8 @@ def checked_tokenizer(tokenizer: Any, name: str) -> Any:
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        growth = _growth(backend.normalizer)
-        if growth > _MOST_GROWTH:
-            raise CheckpointError(
-                f"{name}: tokenizer.json: normalizer: may make a text {growth:.3g} times as long; expected at most "
-                f"{_MOST_GROWTH} times"
-            )
+        if backend.normalizer is not None:
+            get("templates", "normaliser").value(backend.normalizer, name)
         if getattr(backend.model, "dropout", None):
             warnings.warn(
                 f"{name}: tokenizer.json: model.dropout {backend.model.dropout:g} would give the same text other "
@@ -122,35 +112,6 @@ def _failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
         if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # never from records
             reason = "the chat template writes half of a surrogate pair, which is not text"
         raise CheckpointError(f"{what}: {reason}") from error
-
-
-def _growth(normalizer: Any) -> float:
-    """Return an upper bound for the growth factor of a text in a normaliser of the `tokenizers` library.
-
-    Unicode normal forms and case changes are not counted, because repeating them changes nothing.
-    """
-    if normalizer is None:
-        return 1.0
-    steps: list[Any] = [json.loads(normalizer.__getstate__())]
-    growth = 1.0
-    while steps:
-        step = steps.pop()
-        kind = step.get("type")
-        if kind == "Sequence":
-            steps += step["normalizers"]
-        elif kind == "Prepend":
-            growth *= max(1, len(step["prepend"]))
-        elif kind == "Replace":
-            pattern, content = step["pattern"], len(step["content"])
-            # A regular expression may match between two letters.
-            growth *= max(1.0, content / len(pattern["String"])) if pattern.get("String") else content + 1
-        elif kind == "Precompiled":
-            table = base64.b64decode(step["precompiled_charsmap"] or "")
-            longest = max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
-            growth *= longest if longest > _LONGEST_MAPPED else 1
-        if not math.isfinite(growth):
-            break
-    return growth
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:

@@ -1,8 +1,4 @@
-"""Chat templates: choice, fingerprint, a fixed date, and additional rules of reward models.
-
-Some templates print today's date. A reward must not change from day to day, so a template that reads the clock gets a
-fixed date.
-"""
+"""Chat templates: choice, fingerprint, and additional rules of reward models."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, quote, short_repr
+from prb_jax.seams import get
 
 PLAIN = "plain"  # name of the built-in template, for models without one
 
@@ -29,11 +25,6 @@ PLAIN_TEMPLATE = (
 )
 """`User: ...`, a blank line, `Assistant: ...`, between the tokenizer's BOS and EOS."""
 
-FIXED_DATE = datetime(2024, 7, 26)
-"""Date for templates that print one: the default date of the Llama 3.1 template."""
-
-_CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"]*)(?P=quote)\s*\)")
-
 
 @dataclass(frozen=True)
 class Template:
@@ -41,7 +32,7 @@ class Template:
 
     text: str  # Jinja text, with a fixed date if it reads the clock
     hash: str  # "sha256:..." of `text`, and of the variables if there are any
-    reads_clock: bool  # True if it asks for the current date and gets FIXED_DATE
+    reads_clock: bool  # True if it asks for the current date and gets a fixed date (:mod:`prb_jax.text.template_clock`)
     variables: tuple[tuple[str, Any], ...] = ()  # further inputs of the template, e.g. enable_thinking
 
     __repr__ = short_repr
@@ -102,39 +93,13 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
             ) from error
     if not isinstance(text, str):
         raise CheckpointError(f"{where}: chat_template: expected a text, found {quote(text)}")
-    fixed = fix_clock(text, where=where)
+    fixed = get("templates", "clock").value(text, where=where) if "strftime_now" in text else text
     try:
         digest = hashlib.sha256(fixed.encode()).hexdigest()
     except UnicodeEncodeError as error:
         lone = f"half of a surrogate pair at character {error.start + 1}"
         raise CheckpointError(f"{where}: chat_template: expected Unicode text, found {lone}") from error
     return Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
-
-
-def fix_clock(text: str, *, where: str) -> str:
-    """Return `text` after a macro that answers every call of `strftime_now` with :data:`FIXED_DATE`.
-
-    Templates read the clock only through this function; a macro of the same name hides it. A text without the function
-    is returned unchanged.
-
-    Raises:
-      CheckpointError: The template computes the date format, so the macro cannot list the answers.
-    """
-    if "strftime_now" not in text:
-        return text
-    formats = sorted({match["format"] for match in _CLOCK_CALL.finditer(text)})
-    calls = len(re.findall(r"strftime_now\s*\(", text))
-    if len(_CLOCK_CALL.findall(text)) != calls or any(set(form) & {"\\", "'"} for form in formats):
-        raise CheckpointError(
-            f"{where}: the chat template reads the clock with a computed format, so scores would change"
-            " with the day; give a template without the date with --chat-template FILE"
-        )
-    cases = "".join(
-        f"{{% if format == '{form}' %}}{FIXED_DATE.strftime(form)}{{% endif %}}" for form in formats
-    )
-    # trim_blocks removes the newline after a block tag, so the template still begins at the start of a
-    # line, where lstrip_blocks expects it.
-    return f"{{% macro strftime_now(format) %}}{cases}{{% endmacro %}}\n{text}"
 
 
 PLACEHOLDERS = ("image_token_id", "video_token_id")
@@ -171,46 +136,6 @@ class TextRules:
         if not template:
             return self.template
         return next((text for mark, text in self.replaced if mark in str(template)), None)
-
-    def last_token(self, tokenizer: Any, *, where: str) -> int | None:
-        """Return the id of the last token of every conversation, or None.
-
-        Raises:
-          CheckpointError: The token is missing from the tokenizer.
-        """
-        if self.append is None:
-            return None
-        classifier = getattr(tokenizer, "cls_token_id", None) if self.append == "cls_token" else None
-        token = self.append_id if classifier is None else classifier
-        if token is None or tokenizer.convert_ids_to_tokens(int(token)) is None:
-            raise CheckpointError(
-                f"{where}: this model reads its reward at a token (id {token}) that the tokenizer does not have: "
-                "name the model's own with --tokenizer"
-            )
-        return int(token)
-
-    def checked_suffix(self, tokenizer: Any, *, where: str) -> str:
-        """Return the suffix of responses after checking that it is one token of the tokenizer.
-
-        Raises:
-          CheckpointError: The tokenizer does not encode the suffix as the token that the model was trained with, or
-            the token is known only by its id and is not an added token, so it can merge with the text around it.
-        """
-        if not self.suffix and self.suffix_id is not None:
-            texts = {number: text for text, number in tokenizer.get_added_vocab().items()}
-            if (text := texts.get(self.suffix_id)) is None:
-                found = quote(tokenizer.convert_ids_to_tokens(self.suffix_id))
-                raise CheckpointError(
-                    f"{where}: token {self.suffix_id} ends the steps of a response: expected an added token of "
-                    f"this tokenizer, found {found}: it can merge with the text around it, and steps would be missed"
-                )
-            return replace(self, suffix=text).checked_suffix(tokenizer, where=where)
-        if self.suffix and tokenizer.encode(self.suffix, add_special_tokens=False) != [self.suffix_id]:
-            raise CheckpointError(
-                f"{where}: this model reads its reward at {self.suffix!r} (id {self.suffix_id}), which is not one "
-                "token of this tokenizer: name the model's own with --tokenizer"
-            )
-        return self.suffix
 
 
 PLAIN_RULES = TextRules()  # only the chat template

@@ -22,7 +22,7 @@ import numpy as np
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.message import SPOKEN_FIELDS, Message, joined_parts
-from prb_jax.records.template_marks import OwnMarks
+from prb_jax.seams import get
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,
@@ -31,12 +31,11 @@ from prb_jax.text.open_tokenizer import (
     open_tokenizer,
     tokenize,
 )
-from prb_jax.text.rendering import compile_template
 from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_template
 
-_ANSWER = "An answer."
+ANSWER = "An answer."
 _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
-_PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
+PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
 class TokenizerIds:
@@ -127,7 +126,7 @@ class ChatTokenizer(TokenizerIds):
             self._check_known(messages, context)
         text = self._apply(messages, context, generation_prompt)
         for role in {message.role for message in messages} - _PLAIN_ROLES:
-            changed = [m.with_content(f"{_ANSWER} {m.content}") if m.role == role else m for m in messages]
+            changed = [m.with_content(f"{ANSWER} {m.content}") if m.role == role else m for m in messages]
             if self._apply(changed, context, generation_prompt) == text:
                 raise DataError(f"it leaves out messages of the role {role!r}")
         return text
@@ -153,34 +152,18 @@ class ChatTokenizer(TokenizerIds):
         """Words of the template, including the names of the fields that it reads."""
         return frozenset(re.findall(r"\w+", self.template.text))
 
-    @cached_property
-    def own_marks(self) -> OwnMarks:
-        """The marks that show that this template has rendered a text."""
-        text = self.render([_PROBE])[0]
-        try:
-            opened = self.render([_PROBE], generation_prompt=True)[0].removeprefix(text)
-        except RenderError:
-            opened = ""
-        edges = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
-        return OwnMarks(
-            head=text[: text.index(_PROBE[0].content)],
-            tokens=tuple(token for token in self.tokenizer.get_added_vocab() if token not in edges),
-            bos=self.tokenizer.bos_token or "",
-            opened=opened.strip(),
-        )
-
     def rendered_mark(self, text: str) -> str | None:
-        return self.own_marks.find(text)
+        return get("templates", "own mark").value(self, text)
 
     @cached_property
     def _reads_parts(self) -> bool:
         """True if the template can read a content that is a list of parts."""
-        part = {"role": "user", "content": [{"type": "text", "text": _PROBE[0].content}]}
+        part = {"role": "user", "content": [{"type": "text", "text": PROBE[0].content}]}
         try:
-            with_parts = self._written([part, _PROBE[1].as_dict()], {}, False)
+            with_parts = self._written([part, PROBE[1].as_dict()], {}, False)
         except Exception:
             return False
-        return with_parts == self._written([turn.as_dict() for turn in _PROBE], {}, False)
+        return with_parts == self._written([turn.as_dict() for turn in PROBE], {}, False)
 
     def _apply(self, messages: Sequence[Message], context: Mapping[str, Any], generation_prompt: bool) -> str:
         spoken = [message.as_dict() for message in messages]
@@ -199,7 +182,7 @@ class ChatTokenizer(TokenizerIds):
         given = {**self._special_tokens, "tools": context.get("tools"), "documents": None}
         given |= {"add_generation_prompt": generation_prompt, **dict(self.template.variables)}
         given |= context.get("chat_template_kwargs", {})
-        return compile_template(self.template.text)(messages=spoken, **given)
+        return get("templates", "compile").value(self.template.text)(messages=spoken, **given)
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, int32, without adding special tokens and without truncation."""
@@ -240,16 +223,6 @@ class ChatTokenizer(TokenizerIds):
           CheckpointError: The template writes BOS twice.
         """
         return self.encode_together([[messages]])[0][0].tolist()
-
-    def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
-        """Return `ids`, cut to `max_length` with the tokens around them that the tokenizer adds."""
-        if max_length is not None:
-            room = max(max_length - len(self.added_before) - len(self.added_after), 0)
-            if len(ids) > room:
-                left = self.tokenizer.truncation_side == "left"
-                ids = ids[len(ids) - room :] if left else ids[:room]
-        before, after = np.asarray(self.added_before, np.int32), np.asarray(self.added_after, np.int32)
-        return np.concatenate([before, ids, after])
 
     def _ended(self, ids: np.ndarray) -> np.ndarray:
         if self.ends_with is None or (len(ids) and ids[-1] == self.ends_with):
@@ -313,77 +286,27 @@ def load_tokenizer(
         name=name,
         template=template,
         tokenizer=tokenizer,
-        ends_with=rules.last_token(tokenizer, where=name),
-        response_suffix=rules.checked_suffix(tokenizer, where=name),
     )
+    if rules.append is not None:
+        chat = replace(chat, ends_with=get("templates", "last token").value(rules, tokenizer, where=name))
+    if rules.suffix or rules.suffix_id is not None:
+        chat = replace(chat, response_suffix=get("templates", "suffix").value(rules, tokenizer, where=name))
     try:
-        probe = chat.render([_PROBE])[0]
-        again = chat.render([_PROBE])[0]
+        probe = chat.render([PROBE])[0]
+        again = chat.render([PROBE])[0]
     except DataError as error:
         raise CheckpointError(f"{name}: {error}") from error
     if probe != again:
         raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
-    if missing := [message.content for message in _PROBE if message.content not in probe]:
+    if missing := [message.content for message in PROBE if message.content not in probe]:
         raise CheckpointError(
             f"{name}: the chat template leaves out message contents, such as {quote(missing[0])}"
         )
-    chat.encode(_PROBE)
+    chat.encode(PROBE)
     before, after = added_tokens(tokenizer, name)
     return replace(
         chat,
         cut_tokens=independent_tokens(tokenizer, probe),
         added_before=before,
         added_after=after,
-    )
-
-
-def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[str]:
-    """Return the text of each conversation up to the start of the assistant's answer.
-
-    The template is asked to open the assistant's turn. If it ignores this request, a conversation with an answer is
-    rendered and cut before the answer.
-
-    Raises:
-      RenderError: The template refuses a conversation; ``conversation`` of the error is its index.
-      CheckpointError: The template changes the text of an answer.
-    """
-    opened = chat.render(conversations, generation_prompt=True)
-    closed = chat.render(conversations)
-    if any(text != other for text, other in zip(opened, closed, strict=True)):
-        return opened
-    answered = chat.render([[*messages, Message("assistant", _ANSWER)] for messages in conversations])
-    places = [text.rfind(_ANSWER) for text in answered]
-    if min(places, default=0) < 0:
-        raise CheckpointError(
-            f"{chat.name}: the chat template does not write the assistant's answer as it is, so it is unknown where "
-            "one begins; give another template with --chat-template FILE"
-        )
-    return [text[:place] for text, place in zip(answered, places, strict=True)]
-
-
-def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray]:
-    """Return the token ids of :func:`prompt_texts`, int32, each text in one tokenisation.
-
-    Raises:
-      RenderError: Errors of :func:`prompt_texts`.
-      CheckpointError: Errors of :func:`prompt_texts`; or a prompt is empty or has BOS twice.
-    """
-    encoded = chat.tokenize(prompt_texts(chat, conversations))
-    for ids in encoded:
-        chat.check_ids(ids)
-    return encoded
-
-
-def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
-    """Return a sentence on the first difference between two tokenizers' vocabularies; None if they are equal."""
-    ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
-    if ours == theirs:
-        return None
-    token = min(
-        (token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)),
-        key=lambda token: (ours.get(token, 1 << 40), token),
-    )
-    return (
-        f"its tokenizer is another one than the policy's ({policy.name}): token {quote(token)} is {theirs.get(token)}, "
-        f"expected {ours.get(token)}"
     )

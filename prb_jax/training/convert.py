@@ -14,17 +14,18 @@ from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
 from prb_jax.models.checkpoints.weight_index import index_folder
-from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.models.head import Linear
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.language_model import LANGUAGE_MODEL, open_reward_or_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import OpenedModel
+from prb_jax.models.vocabulary_heads import Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.items import Held
 from prb_jax.records.options import choice_named
 from prb_jax.records.reading import read_object
-from prb_jax.runs.kind import check_same_inputs
+from prb_jax.runs.other_inputs import check_same_inputs
 from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW

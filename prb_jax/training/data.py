@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,22 +17,23 @@ from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, digest
-from prb_jax.records.items import Held, Items, Joined
+from prb_jax.records.items import Held, Items
 from prb_jax.records.sources.reading import (
     describe_source,
-    find_comparisons,
-    prepared_tokens,
     read_comparisons,
 )
-from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
-from prb_jax.scoring.prepared_tokens import places_of, stored_table
+from prb_jax.records.sources.whole import find_comparisons
+from prb_jax.seams import get
 from prb_jax.training.config import TrainSettings, ValidationSettings
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.large_table import TableRow
 
 SPLIT = "train"
 """Split to read from sources that have several."""
 
-Row = Comparison | TableRow
+Row: TypeAlias = "Comparison | TableRow"
 """A comparison, or its fields without the texts."""
 
 _OPEN = 16
@@ -149,10 +150,10 @@ def read_examples(
             about["sha256"] = digest(part)
         sources.append(about)
     if not all(part.in_memory for _, part in parts):
-        read = _read_large(parts, subset=subset, limit=limit, split=split)
+        read = get("large data", "train").value(parts, subset=subset, limit=limit, split=split)
         return replace(read, sources=sources)
     comparisons += [comparison for _, part in parts for comparison in part]
-    _refuse_repeated_ids(comparisons, role)
+    refuse_repeated_ids(comparisons, role)
     return Examples(comparisons, comparisons, sources=sources)
 
 
@@ -161,28 +162,6 @@ def _named(text: str | None) -> list[str]:
     if text and Path(text).exists():  # a path may contain commas
         return [text]
     return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _read_large(
-    parts: Sequence[tuple[str, Items[Comparison]]], *, subset: str | None, limit: int | None, split: str
-) -> Examples:
-    """Read data larger than memory: one pass over all fields except texts, or none if tokens are prepared."""
-    read: list[Examples] = []
-    for name, part in parts:
-        folder: Path | None = None
-        rows: Items[Any] = part
-        if not part.in_memory:
-            folder = prepared_tokens(name)
-            table = None if folder is None else stored_table(folder, split=split)
-            table = ComparisonTable(part, baselines=False) if table is None else table
-            places = places_of(table, subset=subset, limit=limit, where=name)
-            part, rows = Joined([part], places), Joined([table], places)
-        read.append(Examples(part, rows, None if folder is None else (folder, split)))
-    if len(read) == 1:
-        return read[0]
-    rows = Held(row for part in read for row in part.known)
-    _refuse_repeated_ids(rows, "data")
-    return Examples(Joined([part.comparisons for part in read]), rows)
 
 
 def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
@@ -221,7 +200,7 @@ def _held_out(comparisons: Sequence[Row], *, fraction: float, by: str) -> np.nda
     return np.fromiter((key(comparison) in held for comparison in comparisons), bool, len(comparisons))
 
 
-def _refuse_repeated_ids(comparisons: Sequence[Row], role: str) -> None:
+def refuse_repeated_ids(comparisons: Sequence[Row], role: str) -> None:
     seen: set[str] = set()
     for comparison in comparisons:
         if comparison.id in seen:

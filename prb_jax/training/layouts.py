@@ -14,9 +14,10 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig
-from prb_jax.models.head import LINEAR, Linear, is_one_row
+from prb_jax.models.head import LINEAR, Linear
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.vocabulary_heads import is_one_row
 from prb_jax.records.comparison import Message
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 

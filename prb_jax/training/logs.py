@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.errors import RunError, need_extra
+from prb_jax.errors import RunError
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.options import flat_settings
 from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.runs.training import METRICS
-from prb_jax.runs.weights_and_biases import start_wandb
+from prb_jax.seams import get
 from prb_jax.training.config import RunOptions
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class MetricsLog(StepFile):
         self._wandb = None
         if options.wandb:
             option = f"log.wandb={options.wandb}"
-            self._wandb = start_wandb(options.wandb, out, flat_settings(settings), option=option)
+            self._wandb = get("training", "wandb").value(
+                options.wandb, out, flat_settings(settings), option=option
+            )
         with writing(path):
             self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
 

@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from prb_jax.errors import RunError, listed, quote, short_repr
-from prb_jax.platform.processes.job import stops_at_a_step
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
 from prb_jax.runs.training import CHECKPOINTS, run_identity
+from prb_jax.seams import get
 from prb_jax.training.config import RunOptions
 from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
 from prb_jax.training.saved_states import Checkpoints
@@ -290,7 +290,7 @@ def watch_signals() -> Iterator[Interruption]:
     has its usual effect."""
     interruption = Interruption()
     if process_count() > 1:
-        with stops_at_a_step():
+        with get("processes", "stops at a step").value():
             yield interruption
         return
     # Only the main thread may set handlers.

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from prb_jax.models import Remat
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
+from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder_layer import splits_weights
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.trees.stream_tables import BLOCK, CHUNK

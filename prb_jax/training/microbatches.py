@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import matrix_flops_per_token, mixing_flops, stream_flops
+from prb_jax.models.flops import mixing_flops, stream_flops
+from prb_jax.models.model import matrix_flops_per_token
 from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
@@ -22,7 +23,7 @@ from prb_jax.training.losses import Extras
 from prb_jax.training.memory import StepMemory
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape, with_equal_splits
-from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
+from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree

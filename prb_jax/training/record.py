@@ -28,13 +28,12 @@ from jax.sharding import Mesh
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import Effect, flat_settings, options_of
 from prb_jax.records.writing import held_folder, writing
-from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, devices_of, session_now
 from prb_jax.runs.training import CHECKPOINTS, MODEL, TRAIN, TRAINING, read_training
-from prb_jax.runs.weights_and_biases import check_wandb
+from prb_jax.seams import get
 from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
 from prb_jax.training.data import TrainingData
 from prb_jax.training.start import Start
@@ -57,7 +56,7 @@ def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
     def check() -> None:
         kind.check(out)
         if settings.log.wandb is not None:
-            check_wandb(f"log.wandb={settings.log.wandb}")
+            get("training", "check wandb").value(f"log.wandb={settings.log.wandb}")
 
     on_first_process(check)
     # No other collective may come before this comparison: another process may not be training at all.
@@ -66,7 +65,13 @@ def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
     if isinstance(settings, TrainSettings):
         shared["model"] = settings.model == SCRATCH
         shared["scratch.tokenizer"] = bool(settings.scratch.tokenizer)
-    check_agreement({"verb": kind.command.removeprefix("prb "), "settings": shared})
+    _check_agreement({"verb": kind.command.removeprefix("prb "), "settings": shared})
+
+
+def _check_agreement(inputs: Mapping[str, Any]) -> None:
+    """Check that all processes have the same inputs; a collective."""
+    if process_count() > 1:
+        get("processes", "agreement").value(inputs)
 
 
 def run_lengths(out: Path, steps: int) -> list[int]:
@@ -114,7 +119,7 @@ def open_run(
     Raises:
       RunError: The folder cannot be used or written, another process is writing to it, or it contains another run.
     """
-    check_agreement(inputs)
+    _check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def start() -> dict[str, Any] | None:
@@ -128,7 +133,8 @@ def open_run(
                 if longer:
                     lengthened = {**old["settings"], "steps": wanted["settings"]["steps"]}
                     old = {**old, "settings": lengthened, "lengths": wanted["lengths"]}
-                check_same_inputs(out, old, wanted, file=TRAIN)
+                if old != wanted:
+                    get("runs", "check inputs").value(out, old, wanted, file=TRAIN)
                 if longer:
                     kind.reopen(out)
                     _remove_model(out)

@@ -15,13 +15,13 @@ from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
-from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.family import known_families
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
-from prb_jax.personal.prompts import NAMES, TABLE
+from prb_jax.personal import SOFT_PROMPTS
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import check_heads
 from prb_jax.records.comparison import Comparison
@@ -91,10 +91,11 @@ def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) 
     )
     opened = open_model(settings.model, options, new_head=settings.init_head)
     model, folder = opened.decoder, opened.folder.path
-    if (folder / TABLE).exists():
+    table, names = SOFT_PROMPTS
+    if (folder / table).exists():
         raise CheckpointError(
-            f"{folder}: holds soft prompts of users ({TABLE}), which a new run would lose: start from a model without "
-            f"them; to continue from the weights only, start from a copy of the folder without {TABLE} and {NAMES}"
+            f"{folder}: holds soft prompts of users ({table}), which a new run would lose: start from a model without "
+            f"them; to continue from the weights only, start from a copy of the folder without {table} and {names}"
         )
     check_convertible(model, where=opened.name)
     if model.config.num_labels != 1:
@@ -165,7 +166,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
     on_first_process(make_tokenizer)
     tokenizer = load_tokenizer(folder, chat_template=settings.chat_template)
     raw: dict[str, Any] = {
-        "architectures": [FAMILIES[kind].architecture],
+        "architectures": [known_families()[kind].architecture],
         "model_type": kind,
         "vocab_size": round_up(tokenizer.vocab_size, 64),
         **sizes,

@@ -18,13 +18,13 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.flops import device_peak
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod
 from prb_jax.platform.processes.sharing import on_first_process
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, TRAINING
 from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.scorer import ScoresTokens
 from prb_jax.seams import get
-from prb_jax.text.view import TrainedView
+from prb_jax.text.trained_view import TrainedView
 from prb_jax.training.config import Config, TrainSettings, load_settings
 from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, write_summary
@@ -84,7 +84,7 @@ def train(
     check_start(TRAINING, path, settings)
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     # Data and model.
-    mesh = make_mesh(settings.mesh)
+    mesh = as_mesh(settings.mesh)
     read = read_training_data(settings, data=data, validation=validation)
     if model is None:
         for name, value in (("tokenizer", tokenizer), ("wrt", wrt)):

@@ -23,10 +23,9 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held, Items, Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
-from prb_jax.scoring.encode_together import encode_by_processes
-from prb_jax.scoring.prepared_tokens import stored_comparisons
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.view import TrainedView
+from prb_jax.seams import get
+from prb_jax.text.trained_view import TrainedView
 from prb_jax.training import Tuning, step_flops
 from prb_jax.training.config import RunOptions, TrainSettings
 from prb_jax.training.data import Examples, Order, user_weights
@@ -262,7 +261,7 @@ class RewardTrainer(Trainer):
         cut."""
         comparisons, known = self._on_disk(examples), examples.known
         if comparisons.in_memory:
-            trees: Items[Tree] = Held(encode_by_processes(comparisons, self._encode_here))
+            trees: Items[Tree] = Held(self._encode(comparisons))
             self.truncated = sum(tree.truncation.any for tree in trees)
         else:
             trees = TreesOnDemand(comparisons, self._encode_here)
@@ -272,7 +271,7 @@ class RewardTrainer(Trainer):
     def encode_held_out(self, examples: Examples) -> Examples:
         """Add tokens to data for :meth:`validate`; data larger than memory is tokenised in each validation."""
         comparisons = self._on_disk(examples)
-        trees = encode_by_processes(comparisons, self._encode_here) if comparisons.in_memory else []
+        trees = self._encode(comparisons) if comparisons.in_memory else []
         return replace(examples, comparisons=comparisons, trees=Held(trees))
 
     def plan(self, examples: Examples, order: Order) -> None:
@@ -370,10 +369,14 @@ class RewardTrainer(Trainer):
         if examples.prepared is None:
             return examples.comparisons
         (folder, split), comparisons = examples.prepared, cast(Joined, examples.comparisons)
-        stored = stored_comparisons(
+        stored = get("evaluation", "tokens").value(
             folder, self.reader, self.settings.view, split=split, places=comparisons.places
         )
         return comparisons if stored is None else stored
+
+    def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        """Return the trees of comparisons; each of several processes encodes a part."""
+        return get("processes", "encode all").value(comparisons, self._encode_here)
 
     def _encode_here(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """Return the trees of comparisons, encoded in this process only."""

@@ -30,8 +30,8 @@ def encode_paper(encoder: Encoder, comparisons: Sequence[Comparison], pad_token_
 def _cut_ends(
     sequences: list[np.ndarray], chat: ChatTokenizer, limit: int | None, pad_token_id: int | None
 ) -> Tree:
-    whole = [chat.with_special_tokens(ids, max_length=None) for ids in sequences]
-    cut = [chat.with_special_tokens(ids, max_length=limit) for ids in sequences]
+    whole = [with_special_tokens(chat, ids, max_length=None) for ids in sequences]
+    cut = [with_special_tokens(chat, ids, max_length=limit) for ids in sequences]
     lost = [len(before) - len(after) for before, after in zip(whole, cut, strict=True)]
     responses = [len(response) for response in build_tree(whole).responses]
     of_responses = [min(n, r) for n, r in zip(lost, responses, strict=True)]
@@ -43,6 +43,17 @@ def _cut_ends(
         response_tokens_dropped=sum(of_responses),
     )
     return build_tree(cut, read=[last_non_pad(ids, pad_token_id) for ids in cut], truncation=truncation)
+
+
+def with_special_tokens(chat: ChatTokenizer, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
+    """Return `ids`, cut to `max_length` with the tokens around them that the tokenizer adds."""
+    if max_length is not None:
+        room = max(max_length - len(chat.added_before) - len(chat.added_after), 0)
+        if len(ids) > room:
+            left = chat.tokenizer.truncation_side == "left"
+            ids = ids[len(ids) - room :] if left else ids[:room]
+    before, after = np.asarray(chat.added_before, np.int32), np.asarray(chat.added_after, np.int32)
+    return np.concatenate([before, ids, after])
 
 
 def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:

@@ -24,7 +24,7 @@ def main(folder: str, *meshes: str) -> None:
     from prb_jax.models.config.decoder import load_config
     from prb_jax.models.model import parameter_shardings
     from prb_jax.models.readouts.score_tree import score_stream
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
     from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
     from prb_jax.trees.streams import make_stream_batch
     from tests.trees.test_streams import people

@@ -14,10 +14,10 @@ import pytest
 from prb_jax.models.cache import empty_prefix, empty_suffix, extend, layers_of
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
-from prb_jax.models.config.families import _BUILTIN, ENCODERS, is_encoder
-from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.models.config.families import _BUILTIN
+from prb_jax.models.config.family import ENCODERS, is_encoder
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.models.model import bind
+from prb_jax.models.model import bind, matrix_flops_per_token
 from prb_jax.models.quantization import quantization_form, quantize_params
 from tests.packed import packed_batch, read_trees
 from tests.sweeps import sweep

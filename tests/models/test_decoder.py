@@ -13,9 +13,9 @@ import pytest
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_stream
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import abstract_model, bind, init_params
 from prb_jax.models.parameter import parameters
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.training.microbatches import named_tree
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.tree import build_tree

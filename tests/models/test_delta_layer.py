@@ -14,8 +14,8 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.delta_rule import unit_lower_inverse
-from prb_jax.models.flops import matrix_flops_per_token, stream_flops
-from prb_jax.models.model import init_params
+from prb_jax.models.flops import stream_flops
+from prb_jax.models.model import init_params, matrix_flops_per_token
 from prb_jax.reports.inspection.words import attention
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.tree import Tree, build_tree

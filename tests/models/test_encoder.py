@@ -20,7 +20,7 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
 from prb_jax.models.encoder import bind_encoder, distance_rows, encode_tokens
 from prb_jax.models.model import parameter_shardings
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from tests.models.compiled import jit
 from tests.tiny_encoders import BERT, DEBERTA, MODERN, configure, random_model, write_encoder
 

@@ -23,11 +23,10 @@ from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config, parse_config
-from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.grouped import combined, group_rows, grouped_product, spread
-from prb_jax.models.layer_stacks import _division
 from prb_jax.models.lora import LoraConfig, init_lora, merge_lora
-from prb_jax.models.model import bind, init_params
+from prb_jax.models.mixed_stacks import _division
+from prb_jax.models.model import bind, init_params, matrix_flops_per_token
 from prb_jax.models.named_shapes import shape_config
 from prb_jax.training.losses import load_balance
 from tests.packed import packed_batch, read_trees

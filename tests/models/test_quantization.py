@@ -24,7 +24,7 @@ from prb_jax.models.quantization import (
     quantized_project,
 )
 from prb_jax.models.readouts.score_tree import make_score_fn
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from tests.models.one_layer import layer_of
 from tests.packed import packed_batch, read_trees
 from tests.sweeps import sweep

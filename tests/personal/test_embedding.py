@@ -24,7 +24,8 @@ from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
 from prb_jax.personal.method import GENERIC, Users, with_prefixes
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
-from prb_jax.platform.sharding import make_mesh, replicated
+from prb_jax.platform.meshes import make_mesh
+from prb_jax.platform.sharding import replicated
 from prb_jax.training.microbatches import named_tree
 from prb_jax.training.trainer import USER
 from tests.plain_process import ROOT, plain_environment

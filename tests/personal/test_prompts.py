@@ -17,7 +17,7 @@ import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import SavedPrompts, load_prompts, save_prompts
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.training.microbatches import named_tree
 from tests.packed import batch_alone, read_trees
 from tests.scoring.records import assert_close, record, write_model

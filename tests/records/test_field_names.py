@@ -15,9 +15,10 @@ from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import lines as json_lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
-from prb_jax.records.field_names import nearest_field
+from prb_jax.records.foreign_fields import nearest_field
 from prb_jax.records.layouts import PROMPT_COLUMNS
-from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
+from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons
+from prb_jax.records.sources.whole import source_rows
 from tests.json_lines import write_lines
 
 PAIR = {"chosen": "a", "rejected": "b"}

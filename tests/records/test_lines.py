@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from prb_jax.errors import DataError
-from prb_jax.records import csv_files, files, lines, reading
+from prb_jax.records import csv_files, large_lines, other_files, reading
 from prb_jax.records.files import read_rows
-from prb_jax.records.lines import JsonLines
+from prb_jax.records.large_lines import JsonLines
 from tests.sweeps import sweep
 
 ODD = b'\xef\xbb\xbf\n  \r\n{"a": 1}\n\n\xc2\xa0\xe3\x80\x80\n {"b": "\xe3\x80\x80"}\r\n\n'
@@ -45,21 +45,21 @@ def write(path: Path, contents: bytes) -> Path:
 @pytest.mark.parametrize("contents", CONTENTS)
 @pytest.mark.parametrize("block", [1, 3, 16, 50, 1 << 20])
 def test_any_blocks_give_the_records_of_the_file(tmp_path, monkeypatch, name, contents, block):
-    monkeypatch.setattr(lines, "BLOCK", block)
-    monkeypatch.setattr(lines, "_PIECE", 7)
+    monkeypatch.setattr(large_lines, "BLOCK", block)
+    monkeypatch.setattr(large_lines, "_PIECE", 7)
     path = write(tmp_path / name, CONTENTS[contents])
     texts = enumerate(CONTENTS[contents].decode("utf-8-sig").split("\n"), start=1)
     expected = [(f"{path}:{number}", json.loads(text)) for number, text in texts if text.strip()]
     file = JsonLines(path)
     assert values(file.rows()) == values(file.rows()) == expected
     assert file.complete
-    assert file.digest == JsonLines(path).digest == lines.large_digest(path)
+    assert file.digest == JsonLines(path).digest == large_lines.large_digest(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_each_byte_is_read_once_and_no_further_than_asked(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(lines, "BLOCK", 1 << 10)
-    monkeypatch.setattr(lines, "_PIECE", 1 << 9)
+    monkeypatch.setattr(large_lines, "BLOCK", 1 << 10)
+    monkeypatch.setattr(large_lines, "_PIECE", 1 << 9)
     draw = random.Random(1)
     rows = [{"n": n, "text": draw.randbytes(draw.randrange(90)).hex()} for n in range(500)]
     path = write(tmp_path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -77,14 +77,14 @@ def test_each_byte_is_read_once_and_no_further_than_asked(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_blocks_that_are_not_what_they_were_are_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(lines, "BLOCK", 256)
+    monkeypatch.setattr(large_lines, "BLOCK", 256)
     text = "".join(json.dumps({"n": n, "text": f"{n * 7919:x}" * 3}) + "\n" for n in range(100))
     path = write(tmp_path / name, text.encode())
     before = JsonLines(path)
     read = list(itertools.islice(before.rows(), 30))
     assert len(read) == 30
     kept = list(before.digests)
-    assert 1 < len(kept) < lines.block_count(path.stat().st_size)
+    assert 1 < len(kept) < large_lines.block_count(path.stat().st_size)
     same = JsonLines(path)
     same.expect(kept)
     assert len(list(same.rows())) == 100
@@ -106,7 +106,7 @@ def test_blocks_that_are_not_what_they_were_are_refused(tmp_path, monkeypatch, n
 
 
 def test_a_line_that_changes_and_a_file_that_becomes_shorter_are_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK", 64)
+    monkeypatch.setattr(large_lines, "BLOCK", 64)
     path = write(tmp_path / "x.jsonl", b"".join(b'{"n": %3d}\n' % n for n in range(100)))
     file = JsonLines(path)
     assert len(list(file.rows())) == file.about() == 100
@@ -144,7 +144,7 @@ def test_a_record_of_many_lines_of_csv_has_a_largest_size(tmp_path, monkeypatch)
 
 
 def test_a_packed_array_has_a_largest_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "HELD", 1000)
+    monkeypatch.setattr(other_files, "HELD", 1000)
     content = b"[" + b",".join(b'{"a": 1}' for _ in range(300)) + b"]"
     assert len(list(read_rows(write(tmp_path / "x.json", content)))) == 300
     path = write(tmp_path / "x.json.gz", content)

@@ -18,7 +18,7 @@ from prb_jax.metrics.paired import holm
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.reports.table import gained
 from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
-from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer
 from tests.json_lines import write_lines
 from tests.reports.conftest import Run, evaluate
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax import cli
-from prb_jax.records import lines
+from prb_jax.records import large_lines, lines
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.lines import JsonLines, Row
+from prb_jax.records.large_lines import JsonLines
+from prb_jax.records.lines import Row
 from prb_jax.records.sources.large import LargeComparisons
 
 
@@ -62,7 +63,7 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
         there.discard(id(self))
 
     replace(lines, "LARGE", 1)
-    replace(lines, "BLOCK", block)
+    replace(large_lines, "BLOCK", block)
     replace(LargeComparisons, "placed", counted)
     replace(JsonLines, "__init__", begun)
     replace(Comparison, "__del__", gone)

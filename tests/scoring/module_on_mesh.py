@@ -17,7 +17,7 @@ def main(out: str) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from prb_jax.models.readouts.load_options import LoadOptions
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
     from prb_jax.scoring.module_model import load_module
     from tests.scoring.records import record
     from tests.tiny_module import tiny_module

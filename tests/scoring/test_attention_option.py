@@ -11,7 +11,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.config import load_settings
 from prb_jax.training.record import session_on

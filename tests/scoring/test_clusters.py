@@ -16,7 +16,7 @@ from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.records.sources.personas import generate
 from prb_jax.runs.clusters import read_clusters, write_clusters
 from prb_jax.runs.finished import read_finished
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 from tests.json_lines import write_lines
 from tests.scoring.records import read_json
 

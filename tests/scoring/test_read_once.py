@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prb_jax import DataError, PrbWarning, RunError, evaluate
-from prb_jax.records import lines as json_lines
+from prb_jax.records import large_lines
 from prb_jax.records.sources.prepare import prepare
 from prb_jax.runs.evaluation import BLOCKS, SCORES
 from prb_jax.runs.rows import RowFile
@@ -94,8 +94,8 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     if packed:
         path = tmp_path / "data.jsonl.gz"
         path.write_bytes(gzip.compress(copy.read_bytes()))
-        monkeypatch.setattr(json_lines, "BLOCK", BLOCK // 16)
-        monkeypatch.setattr(json_lines, "_PIECE", BLOCK // 16)
+        monkeypatch.setattr(large_lines, "BLOCK", BLOCK // 16)
+        monkeypatch.setattr(large_lines, "_PIECE", BLOCK // 16)
         size = path.stat().st_size
     seen.files.clear()
     out, told = tmp_path / "run", []
@@ -109,15 +109,15 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     assert first_bytes < size / 2
     assert first_data["comparisons"] is None
     assert first_data["sources"][0]["files"] == {path.name: None}
-    assert 1 <= first_blocks < json_lines.block_count(size) / 2
+    assert 1 <= first_blocks < large_lines.block_count(size) / 2
     # The first block is looked at before.
-    assert size <= seen.bytes <= size + json_lines.BLOCK
+    assert size <= seen.bytes <= size + large_lines.BLOCK
     assert seen.held <= 3 * AT_A_TIME < COUNT
     assert files(out) == files(tmp_path / "held")
     assert not (out / BLOCKS).exists()
     described = inputs_of(out)["data"]
     assert described["comparisons"] == COUNT
-    assert described["sources"][0]["files"] == {path.name: json_lines.large_digest(path)}
+    assert described["sources"][0]["files"] == {path.name: large_lines.large_digest(path)}
     assert set(read_json(out / "run.json")) == set(read_json(tmp_path / "held" / "run.json"))
     assert score(path, out).summary["n"] == COUNT
 
@@ -210,5 +210,5 @@ def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypa
     score(several, tmp_path / "run", limit=200)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
     described = [source["files"] for source in inputs_of(tmp_path / "run")["data"]["sources"]]
-    assert described == [{path.name: json_lines.large_digest(path)} for path in (copy, other)]
+    assert described == [{path.name: large_lines.large_digest(path)} for path in (copy, other)]
     assert score(copy, tmp_path / "rare", subset="rare").summary["n"] == len(range(0, COUNT, 97))

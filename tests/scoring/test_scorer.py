@@ -10,8 +10,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.scoring.load import open_scorer
-from prb_jax.scoring.scorer import OwnScorer, Scorer, Skip, skip_nothing
+from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.own_scorer import OwnScorer
+from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
 from prb_jax.text.view import View
 from prb_jax.trees.tree import ScoredBatch, Truncation
 from tests.scoring.records import read_json

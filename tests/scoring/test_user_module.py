@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 
 import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.scoring.load import open_scorer
 from prb_jax.scoring.module_model import ModuleModel
+from prb_jax.scoring.open_scorer import open_scorer
 from tests.plain_process import ROOT, plain_environment
 from tests.scoring.records import TOLERANCE, read_json, record, score_rows
 from tests.tiny_module import VOCABULARY, Tiny, by_hand, tiny_module

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 import prb_jax as prb
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from tests.serving.test_reward_fn import ANSWERS, POSTS, QUESTION
 
 

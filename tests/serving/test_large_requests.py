@@ -20,7 +20,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records import comparison as comparison_module
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Post
-from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.serving import request_reader
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.items import ChatItem, Item, NotFiniteError, Score, TreeMaker

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.serving import engine as engine_module
 from prb_jax.serving import tree_scorer
 from prb_jax.serving.app import ServedModel, ServerMetrics, make_app

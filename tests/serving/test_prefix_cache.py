@@ -20,7 +20,7 @@ import prb_jax as prb
 from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.continued import empty_page, why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.serving import engine as engine_module
 from prb_jax.serving import serve as serve_module
 from prb_jax.serving.engine import Engine

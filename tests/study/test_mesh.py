@@ -15,7 +15,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.saved import read_fitted, read_states
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.study.write_features import write_features
 from tests.plain_process import plain_environment
 from tests.study.people import PlantedFeatures, planted_people

@@ -8,6 +8,7 @@ import pytest
 
 from prb_jax.records.comparison import Message
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.trees.paper import with_special_tokens
 from tests import tiny_tokenizer as tiny
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -43,4 +44,4 @@ def as_transformers_has_it(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def paper_ids(chat: ChatTokenizer, messages: Sequence[Message], *, max_length: int) -> list[int]:
     """Return the ids of the rendered template with special tokens added once more, cut at `max_length`."""
     (ids,) = chat.tokenize(chat.render([messages]))
-    return chat.with_special_tokens(ids, max_length=max_length).tolist()
+    return with_special_tokens(chat, ids, max_length=max_length).tolist()

@@ -64,7 +64,7 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     jax.config.update("jax_disable_most_optimizations", True)
 
     from prb_jax.models.attention import cudnn, stream_kernel
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
     steps = {"alone": one_step(alone)}

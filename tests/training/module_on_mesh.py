@@ -16,7 +16,7 @@ def main(folder: str) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import prb_jax as prb
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
     from prb_jax.training.modules import ModuleTrainer
     from tests.tiny_module import tiny_module
     from tests.training.test_modules import settings

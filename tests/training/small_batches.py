@@ -15,7 +15,7 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.models.model import init_params
 from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.losses import Extras
 from prb_jax.training.step import TrainStep

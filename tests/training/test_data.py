@@ -8,7 +8,7 @@ import pytest
 
 from prb_jax.errors import DataError, RunError
 from prb_jax.models.attention.choice import StreamAttention
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.training.config import BatchSettings, default_config, load_settings

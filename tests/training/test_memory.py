@@ -17,9 +17,9 @@ from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.measure.plan.program import executed_flops
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.training import memory
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.memory import BUSY_TOKENS, StepMemory

@@ -24,7 +24,7 @@ from prb_jax.models.attention import cudnn, reads, stream_kernel
 from prb_jax.models.attention import streams as stream_program
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.training import record as training_record
@@ -38,7 +38,8 @@ from prb_jax.training.train import train
 from prb_jax.training.trainer import USER, WEIGHTS
 from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.packing import StreamOptions, StreamShape
-from prb_jax.trees.stream_shapes import READS_STEP, choose_step_shapes, pack_step
+from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
+from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import prb_jax as prb
-from prb_jax.models.checkpoints.locate import check_exported
+from prb_jax.models.checkpoints.exported import check_exported
 from prb_jax.runs.training import read_training
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.train import train

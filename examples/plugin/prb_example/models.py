@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.models.head import Vocabulary
 from prb_jax.models.readouts.registry import ModelRow
+from prb_jax.models.vocabulary_heads import Vocabulary
 from prb_jax.personal.few_shot.choices import Choices, Context, Responses
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 

@@ -17,15 +17,17 @@ from prb_jax.behaviour.generation.guided import Guide
 from prb_jax.behaviour.generation.policy import Policy, open_policy
 from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.sample import RUNS, SampleRun, read_samples, sample_data
-from prb_jax.errors import DataError, need_extra, quote
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.extras import need_extra
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
+from prb_jax.scoring.history import read_history
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.load import open_scorer, read_history
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.same_choices import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")

@@ -47,8 +47,9 @@ from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.controls import with_other_users
+from prb_jax.scoring.history import read_history, with_history
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.version import computing_versions
 

@@ -35,11 +35,12 @@ from prb_jax.models.cache import (
 )
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION, RECURRENT
+from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.parameter import ROUTER
-from prb_jax.platform.sharding import MESH_AXES, check_heads, meet, mesh_shape, partition_spec
+from prb_jax.platform.meshes import meet
+from prb_jax.platform.sharding import MESH_AXES, check_heads, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
 from prb_jax.trees.in_order import length_step
 from prb_jax.trees.stream_tables import round_up

@@ -10,8 +10,9 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.records.comparison import Comparison, Message
-from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError, encode_prompts
+from prb_jax.scoring.token_ids import IdsTooLongError
+from prb_jax.text.prompts import encode_prompts
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.visible import OrderClaim, TextProtocol, visible
 
 Fitting = TypeVar("Fitting")

@@ -23,20 +23,22 @@ from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.errors import DataError, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import on_first_process, refuse_together
+from prb_jax.platform.processes.refusals import refuse_together
+from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import refuse_given
 from prb_jax.runs.behaviour import BEHAVIOUR
-from prb_jax.runs.evaluation import RecordedData
+from prb_jax.runs.evaluation_inputs import RecordedData
 from prb_jax.runs.kind import RunKind, RunResult, session_now
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
-from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
+from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.remote.endpoint import Endpoint
 from prb_jax.scoring.remote.options import EndpointOptions
 from prb_jax.scoring.run import mesh_facts
 from prb_jax.scoring.same_choices import check_same_choices
+from prb_jax.scoring.unchanged import check_unchanged
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.version import computing_versions
 

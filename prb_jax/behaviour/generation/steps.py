@@ -46,9 +46,9 @@ from prb_jax.models.cache import (
 )
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.head import LanguageHead, States
+from prb_jax.models.head import States, read_out
 from prb_jax.models.model import bind
-from prb_jax.models.readouts.rules import read_out
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -56,7 +56,9 @@ from prb_jax.trees.streams import StreamBatch
 class Program:
     """The static settings of a model that runs token by token."""
 
-    config: DecoderConfig  # architecture; a policy has a :class:`prb_jax.models.head.LanguageHead`
+    config: (
+        DecoderConfig  # architecture; a policy has a :class:`prb_jax.models.vocabulary_heads.LanguageHead`
+    )
     dtype: jnp.dtype  # type of activations and caches
     mesh: Mesh  # devices
     attention: str = "auto"  # attention for reading prompts, one of :data:`prb_jax.models.ATTENTIONS`

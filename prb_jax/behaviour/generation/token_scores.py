@@ -39,7 +39,8 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
-from prb_jax.text.tokenizer import ChatTokenizer, why_other_tokenizer
+from prb_jax.text.prompts import why_other_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.in_order import length_step, pack_in_order
 from prb_jax.trees.packing import SortedTrees, StreamOptions, sort_trees

@@ -27,11 +27,12 @@ from prb_jax.behaviour.judges.options import (
     parse_judge,
 )
 from prb_jax.behaviour.judges.scorer import JudgeScorer
-from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.extras import has_extra, need_extra
 from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process
@@ -41,8 +42,10 @@ from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.baselines import baseline_scorer
+from prb_jax.scoring.history import read_history, with_history
 from prb_jax.scoring.inputs import Data
-from prb_jax.scoring.load import has_no_weights, open_scorer, read_history, with_history
+from prb_jax.scoring.kinds import has_no_weights
+from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.remote.endpoint import REPLIES
 from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.scoring.scorer import Scorer

@@ -14,7 +14,7 @@ import numpy as np
 from prb_jax.behaviour.generation.sample import RUNS, SAMPLE_ROWS, read_samples
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.reading import recorded_sources
+from prb_jax.records.sources.recorded import recorded_sources
 from prb_jax.runs.kind import RUN, as_recorded
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import read_inputs

@@ -21,18 +21,19 @@ from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.judges.replies import has_thoughts, opened_thoughts
 from prb_jax.behaviour.judges.scorer import Answer, Conversation
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
-from prb_jax.models.head import Vocabulary
+from prb_jax.models.head import ALL_VALUES
 from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
-from prb_jax.models.readouts.rules import ALL_VALUES
+from prb_jax.models.vocabulary_heads import Vocabulary
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.scoring.batching import stream_scores
-from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.scoring.remote.endpoint import Endpoint, Reply
 from prb_jax.scoring.remote.options import EndpointOptions
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.text.tokenizer import ChatTokenizer, encode_prompts, prompt_texts
+from prb_jax.scoring.token_ids import IdsTooLongError, encode_ids
+from prb_jax.text.prompts import encode_prompts, prompt_texts
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
 
@@ -231,7 +232,7 @@ class ByLogits:
 
         def read(name: str, ask: Ask, count: int) -> Tree:
             ids = encode_prompts(chat, ask(count))
-            return reader.encode_ids(ids, view=view, name=f"comparison {quote(name)}")
+            return encode_ids(reader, ids, view=view, name=f"comparison {quote(name)}")
 
         trees = [
             fit_posts(comparison, posts, partial(read, comparison.id, ask))

@@ -30,7 +30,7 @@ from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_
 from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.platform.processes.sharing import refuse_together
+from prb_jax.platform.processes.refusals import refuse_together
 from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.evaluate import Evaluation, run_evaluation
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs

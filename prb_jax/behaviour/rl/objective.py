@@ -34,11 +34,12 @@ from prb_jax.models.attention.reads import take_places
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
-from prb_jax.models.head import LINEAR, LanguageHead, dense
+from prb_jax.models.head import LINEAR, dense
 from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.models.parameter import ROUTER
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.sharding import constrainer
 from prb_jax.training.memory import StepMemory, step_memory
 from prb_jax.training.step import TrainStep, make_train_step
@@ -71,7 +72,7 @@ class Actor:
     """The static parts of a policy in training."""
 
     settings: PpoSettings  # settings of the run
-    config: DecoderConfig  # architecture, with a :class:`prb_jax.models.head.LanguageHead`
+    config: DecoderConfig  # architecture, with a :class:`prb_jax.models.vocabulary_heads.LanguageHead`
     mesh: Mesh  # devices
 
     @property

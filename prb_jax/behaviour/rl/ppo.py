@@ -40,7 +40,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
 from prb_jax.scoring.inputs import Inputs, read_inputs
-from prb_jax.scoring.load import Model
+from prb_jax.scoring.open_scorer import Model
 from prb_jax.training.data import Examples, Order, read_examples
 from prb_jax.training.export import adapter_refusal
 from prb_jax.training.logs import StepFile

@@ -20,7 +20,9 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import flat_settings, from_flat
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
+from prb_jax.scoring.history import read_history
+from prb_jax.scoring.kinds import has_no_weights
+from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.remote import is_class_server, is_url
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.seams import get

@@ -22,8 +22,9 @@ from prb_jax.behaviour.rl.learner import Learner
 from prb_jax.behaviour.rl.rewards import Reward
 from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler
 from prb_jax.behaviour.rl.sections import LABELLED, WatchSettings
-from prb_jax.errors import RunError, has_extra, quote
+from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.platform.extras import has_extra
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.writing import json_line, whole_file, writing

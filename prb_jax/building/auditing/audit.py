@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from prb_jax.building.auditing.folder import open_folder, read_secret
 from prb_jax.building.auditing.items import CRITERIA, LONGEST_COMMENT, POINTS
-from prb_jax.errors import DataError, PrbError, RunError, need_extra
+from prb_jax.errors import DataError, PrbError, RunError
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.writing import held_folder, refuse_file
 from prb_jax.scoring.inputs import Data
 from prb_jax.serving.fields import Body

@@ -16,7 +16,8 @@ from typing import Final
 
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.settings import SIDES
-from prb_jax.errors import DataError, need_extra, quote
+from prb_jax.errors import DataError, quote
+from prb_jax.platform.extras import need_extra
 from prb_jax.records.comparison import Comparison, RubricAspect
 from prb_jax.records.sources.reading import each_row
 

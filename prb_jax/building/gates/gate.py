@@ -14,7 +14,7 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import smallest_shift, tost
 from prb_jax.metrics.uncertainty import difference_interval
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 
 LEAK_FOUND: Final = "leak found"
 SOUND: Final = "sound"

@@ -18,7 +18,7 @@ import numpy as np
 from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
 from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_features
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 
 _FOLDS: Final = 5
 _PENALTY: Final = 5.0  # ridge penalty, added to the squared standardised differences

@@ -61,7 +61,7 @@ from prb_jax.reports.report import report as write_page
 from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 from prb_jax.runs.training import TRAIN
 from prb_jax.scoring.baselines import score_baseline
-from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.evaluate import run_evaluation
 from prb_jax.scoring.load import load as load_model
 from prb_jax.scoring.options import EvaluateOptions

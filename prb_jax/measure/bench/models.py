@@ -22,15 +22,16 @@ from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
-from prb_jax.models.head import LanguageHead
+from prb_jax.models.head import choose_readout
 from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.models.named_shapes import has_no_weights, read_model, shape_config
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import make_score_fn
-from prb_jax.platform.sharding import check_heads, make_mesh
+from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.platform.meshes import make_mesh
+from prb_jax.platform.sharding import check_heads
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 

@@ -23,7 +23,8 @@ from prb_jax.measure.plan.streams import BatchShape
 from prb_jax.models import REMAT_POLICIES, Remat
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
-from prb_jax.platform.sharding import crossing_axis, make_mesh, mesh_shape
+from prb_jax.platform.meshes import crossing_axis, make_mesh
+from prb_jax.platform.sharding import mesh_shape
 from prb_jax.training import TUNINGS
 
 Bound = Literal["matrix products", "memory", "links"]

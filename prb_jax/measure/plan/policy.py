@@ -49,10 +49,11 @@ from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_str
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.named_shapes import read_model
-from prb_jax.platform.sharding import make_mesh, mesh_shape
+from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.platform.meshes import make_mesh
+from prb_jax.platform.sharding import mesh_shape
 from prb_jax.training import Tuning, step_flops
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP

@@ -19,9 +19,9 @@ from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.models.head import choose_readout
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.models.readouts.score_tree import is_pointwise, make_score_fn
 from prb_jax.platform.sharding import check_heads, mesh_shape, replicated
 from prb_jax.training import Tuning, step_flops

@@ -21,13 +21,13 @@ from prb_jax.measure.plan.streams import BatchShape
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import RECURRENT
-from prb_jax.models.flops import matrix_flops_per_token
-from prb_jax.models.head import LanguageHead
-from prb_jax.models.model import parameter_shardings
+from prb_jax.models.config.family import RECURRENT
+from prb_jax.models.model import matrix_flops_per_token, parameter_shardings
 from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
-from prb_jax.platform.sharding import make_mesh, mesh_shape, replicated
+from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.platform.meshes import make_mesh
+from prb_jax.platform.sharding import mesh_shape, replicated
 from prb_jax.trees.stream_tables import round_up
 
 

@@ -14,7 +14,7 @@ from prb_jax.errors import MeshError
 from prb_jax.models.attention.batched import steps_of_rounds
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layer_kinds import ATTENTION
+from prb_jax.models.config.family import ATTENTION
 from prb_jax.models.flops import mixing_flops, seen_pairs, stream_flops
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.platform.sharding import batch_sharding, mesh_shape

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, PrbWarning, quote
 from prb_jax.models import ATTENTIONS
-from prb_jax.models.attention.mesh import sequence_parts
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.platform.sharding import sequence_parts
 from prb_jax.seams import BUILTIN, get
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.stream_tables import BlockTable

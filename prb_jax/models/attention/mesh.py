@@ -16,15 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from prb_jax.platform.sharding import RULES
+from prb_jax.platform.sharding import RULES, sequence_parts
 from prb_jax.trees.stream_tables import query_order
 
 _SEQUENCE = "sequence"
-
-
-def sequence_parts(mesh: Mesh | None) -> int:
-    """Return the number of parts into which a mesh splits the queries of a stream."""
-    return 1 if mesh is None else mesh.shape[_SEQUENCE]
 
 
 def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = True) -> Callable[..., Any]:

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.mesh import over_mesh
-from prb_jax.models.attention.streams import walks
+from prb_jax.models.attention.streams import on_mesh, walks
 from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor, with_sinks
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.stream_tables import BLOCK
@@ -62,7 +61,7 @@ def attend_from_stream_reads(
         return attend_blocks(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
 
     of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
-    out, log = over_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)
+    out, log = on_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)
     return with_sinks(out, log, sinks)[:, :reads]
 
 

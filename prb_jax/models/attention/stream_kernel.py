@@ -27,9 +27,10 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
-from prb_jax.models.attention.mesh import one_by_one, sequence_parts
+from prb_jax.models.attention.mesh import one_by_one
 from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
 from prb_jax.models.layers import product, soft_capped
+from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
 from prb_jax.trees.streams import StreamBatch
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.mesh import over_mesh, sequence_parts
 from prb_jax.models.attention.walk import StreamFacts, attend_blocks, with_sinks
+from prb_jax.platform.sharding import sequence_parts
 from prb_jax.seams import get
 from prb_jax.trees.stream_tables import BLOCK, BlockTable, query_order
 from prb_jax.trees.streams import StreamBatch
@@ -19,6 +20,13 @@ def walks(batch: StreamBatch, mesh: Mesh | None) -> bool:
     """Return True if streams are computed by the program for CPUs, one block after another."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return isinstance(batch.blocks, BlockTable) and platform == "cpu"
+
+
+def on_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = True) -> Callable[..., Any]:
+    """Return attention for a mesh: see :func:`prb_jax.models.attention.mesh.over_mesh`."""
+    if mesh is None or mesh.size == 1:
+        return attend
+    return get("attention", "over mesh").value(attend, mesh, split=split)
 
 
 def stream_attention(
@@ -59,5 +67,5 @@ def stream_attention(
         return attend(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
 
     of_keys = [jnp.asarray(x) for x in (batch.until, batch.positions)]
-    out, log = over_mesh(run, mesh)(q, k, v, of_queries, of_keys)
+    out, log = on_mesh(run, mesh)(q, k, v, of_queries, of_keys)
     return with_sinks(out, log, sinks)

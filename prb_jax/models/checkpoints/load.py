@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from prb_jax.errors import CheckpointError, MeshError, PrbWarning, short_repr
 from prb_jax.models.checkpoints.fill import fill_leaf, parts_by_bounds
 from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
-from prb_jax.models.checkpoints.locate import check_exported
+from prb_jax.models.checkpoints.locate import is_exported
 from prb_jax.models.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
 from prb_jax.models.config.decoder import DecoderConfig
@@ -187,7 +187,8 @@ def load_params(
         ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool,
         ThreadPoolExecutor(1, thread_name_prefix="check") as aside,
     ):
-        checked = aside.submit(check_exported, index.files[0].parent)
+        stored = index.files[0].parent
+        checked = aside.submit(get("models", "exported").value, stored) if is_exported(stored) else None
         if isinstance(config, DecoderConfig):
             check_tied_embeddings(index, config, reader=reader)
         # The largest leaf first: while its shard is transferred, little else is in memory.
@@ -200,7 +201,8 @@ def load_params(
             loaded[leaf.path], loaded[scales] = get("quantisation", "fill").value(
                 leaf, form, scale_sharding=chosen[scales], **given
             )
-        checked.result()
+        if checked is not None:
+            checked.result()
         seconds = time.perf_counter() - begun
         report = replace(_report(index, match, held), bytes_read=reader.bytes_read, seconds=seconds)
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)

@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import CheckpointError, first_line, quote
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.weight_file import read_header
-from prb_jax.platform.hub import connection_fault, hub_or_copies
 from prb_jax.platform.paths import is_path, localised, near_path, shown
-from prb_jax.platform.processes.sharing import process_count, process_index
-from prb_jax.records.digests import check_digests
 from prb_jax.records.files import has_known_suffix
 from prb_jax.records.intake import MODEL_FIRST
-from prb_jax.records.reading import read_object
-from prb_jax.records.schema import check_schema
 from prb_jax.seams import get
 
 # Files that a model needs, without code. Small files of torch.save are fetched with safetensors; weights of
 # torch.save only if there are no safetensors.
 _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
-_TORCH = ("pytorch_model*.bin", "*.pt")
+WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
+TORCH = ("pytorch_model*.bin", "*.pt")
 
 TRAIN, MODEL = "train.json", "model"
 """Record of a training run, and folder of its model."""
@@ -91,20 +86,7 @@ def _folder(name: str | Path, revision: str | None) -> ModelFolder:
             f"{text}: no such folder (a model is a local folder, a hub id like 'org/name', or a "
             f"built-in baseline such as 'baseline:length'){near_path(path)}"
         )
-    from huggingface_hub import snapshot_download
-
-    try:
-        with hub_or_copies():
-            snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
-            if not _has_safetensors(snapshot):
-                wanted = [*_WANTED, *_TORCH]
-                snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
-    except Exception as error:
-        if fault := connection_fault():
-            reason = f"no copy in the hub's cache, and the hub cannot be reached ({fault})"
-        else:
-            reason = f"and it cannot be fetched from the hub: {first_line(error)}"
-        raise CheckpointError(f"{text}: no such folder here, {reason}") from error
+    snapshot = get("models", "hub").value(text, revision)
     return ModelFolder(text, snapshot, snapshot.name)
 
 
@@ -125,24 +107,10 @@ def _trained_model(path: Path) -> Path:
     return path / MODEL
 
 
-def check_exported(folder: Path) -> None:
-    """Compare the model files of a training run with the digests in the record of the run.
-
-    Other folders, and runs of earlier versions, have no digests. Several processes share the reading.
-
-    Raises:
-      CheckpointError: A file is missing or differs from the exported file.
-    """
-    record = folder.absolute().parent / TRAIN
-    if folder.absolute().name != MODEL or not record.is_file():
-        return
-    digests = read_object(record, error=CheckpointError).get("files", {})
-    check_schema(digests, dict[str, str], where=f"{record}: files", error=CheckpointError)
-    files = sorted(name for name in digests if name.startswith(f"{MODEL}/"))
-    share = {
-        name.removeprefix(f"{MODEL}/"): digests[name] for name in files[process_index() :: process_count()]
-    }
-    check_digests(folder, share, record=record, error=CheckpointError)
+def is_exported(folder: Path) -> bool:
+    """Return True for the model folder of a training run, whose record has the digests of its files."""
+    folder = folder.absolute()
+    return folder.name == MODEL and (folder.parent / TRAIN).is_file()
 
 
 def _without_pipes(folder: Path) -> Path:
@@ -165,7 +133,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
       CheckpointError: A file vanished or cannot be read.
     """
     digests: dict[str, str] = {}
-    for pattern in _WANTED if _has_safetensors(folder) else (*_WANTED, *_TORCH):
+    for pattern in WANTED if has_safetensors(folder) else (*WANTED, *TORCH):
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
                 digests[path.name] = _digest(path)
@@ -175,7 +143,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     return dict(sorted(digests.items()))
 
 
-def _has_safetensors(folder: Path) -> bool:
+def has_safetensors(folder: Path) -> bool:
     return any(path.name.startswith("model") for path in folder.glob("*.safetensors"))
 
 

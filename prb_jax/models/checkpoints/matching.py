@@ -18,14 +18,11 @@ from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, READ_DTYPES, Te
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import HEAD_KEY, OUTPUT_EMBEDDING_KEY
+from prb_jax.seams import get
 
 if TYPE_CHECKING:
     from prb_jax.models.model import Config
 
-# Substrings of the names of reward heads in other training frameworks.
-_HEAD_NAMES = (
-    "score", "v_head", "value_head", "regression", "rm_head", "reward", "classifier", "gating", "summary",
-)  # fmt: skip
 _ROWS_COMPARED = 1024
 
 
@@ -57,7 +54,7 @@ def match_tensors(index: WeightIndex, config: Config, *, head: bool = True) -> M
     }
     extra = [name for name in index.tensors if name in aside and aside[name] is None]
     if HEAD_KEY in missing:
-        raise _missing_head(index, extra)
+        raise get("weights explained", "head").value(index, extra)
     if missing or extra:
         parts = [f"{len(missing)} missing: {_shown(missing)}"] if missing else []
         if extra:
@@ -99,28 +96,6 @@ def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: 
             f"{index.folder}: config.json says that '{OUTPUT_EMBEDDING_KEY}' is tied to '{embedding}', "
             "but the two stored tensors differ"
         )
-
-
-def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
-    heads = [name for name in extra if any(part in name for part in _HEAD_NAMES)]
-    side = sorted(path.name for path in index.folder.glob("*value_head*"))
-    if heads:
-        why = (
-            f"The file holds a head of another kind, {_shown(heads)}: if you know which, name its row of the table of "
-            "reward models with --readout"
-        )
-    elif side:
-        why = f"The side file {_shown(side)} does not hold what it should, 'v_head.summary.weight'"
-    elif OUTPUT_EMBEDDING_KEY in index.tensors:
-        why = f"The tensors ('{OUTPUT_EMBEDDING_KEY}') are those of a causal language model, not of a reward model"
-    else:
-        why = (
-            "Expected a checkpoint of a *ForSequenceClassification class: get the whole one, or train a head with "
-            "`prb train ... init_head=true`"
-        )
-    return CheckpointError(
-        f"{index.folder}: the score head '{HEAD_KEY}' is missing, so it would have to be random. {why}"
-    )
 
 
 def _check_tensor(tensor: TensorInfo, leaf: LeafMap, config: Config, *, scaled: bool) -> None:

@@ -15,7 +15,7 @@ from prb_jax.models.checkpoints.hf_map import LeafMap, file_tensors, flatten, le
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
 from prb_jax.models.checkpoints.weight_index import INDEX_FILE, SINGLE_FILE
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
-from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.family import known_families
 from prb_jax.models.head import EMBEDDING_KEY, LINEAR
 from prb_jax.records.writing import whole_file
 
@@ -128,7 +128,7 @@ def _updated_config(
     config: DecoderConfig, raw_config: Mapping[str, Any] | None, *, dtype: Any
 ) -> dict[str, Any]:
     raw = dict(config.original if raw_config is None else raw_config)
-    raw["architectures"] = [FAMILIES[config.model_type].architecture]
+    raw["architectures"] = [known_families()[config.model_type].architecture]
     raw.pop("quantization_config", None)  # the matrices are already multiplied by their scales
     raw["dtype" if "dtype" in raw else "torch_dtype"] = np.dtype(dtype).name
     described = parse_config(raw, where="raw_config")
@@ -138,7 +138,7 @@ def _updated_config(
             "raw_config describes another model than config: pass the one that config was parsed from"
         )
     if config.head != LINEAR:  # transformers has only the class of the language model for it
-        raw["architectures"] = [FAMILIES[config.model_type].language_model]
+        raw["architectures"] = [known_families()[config.model_type].language_model]
         for name in ("num_labels", "id2label", "label2id"):
             raw.pop(name, None)
     return raw

@@ -26,7 +26,6 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
-_PICKLE_SUFFIXES = (*BUILTIN["weights"], ".pkl", ".ckpt")
 # Files beside models that are not weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 # Prefixes of Gemma 3 and Qwen 3.5.
@@ -110,24 +109,8 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
     if any(map(_AS_STORED.match, tensors)):
         found = get("models", "as stored").value(found)
     if any(map(_BESIDE_TEXT.match, found.tensors)):
-        text = {_text_name(name): tensor for name, tensor in found.tensors.items()}
-        updates = {_text_name(name): update for name, update in found.updates.items()}
-        named = {name: replace(tensor, name=name) for name, tensor in text.items()}
-        found = replace(found, tensors=named, updates=updates)
+        found = get("models", "text tensors").value(found)
     return found
-
-
-def _text_name(name: str) -> str:
-    """Return the plain name of a tensor in a text model with a vision tower; transformers 4 and 5 have two
-    prefixes."""
-    for prefix, plain in (
-        ("language_model.model.", "model."),
-        ("model.language_model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-    ):
-        if name.startswith(prefix):
-            return plain + name.removeprefix(prefix)
-    return name
 
 
 def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
@@ -148,7 +131,7 @@ def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
     ]
     if len(others) == 1 and "adapter" not in others[0].name:
         return WeightIndex(folder, (others[0],), read_tensors(others[0]))
-    raise _no_weights(folder)
+    raise get("weights explained", "none").value(folder)
 
 
 def _add_tensors(tensors: dict[str, TensorInfo], path: Path, prefix: str = "") -> None:
@@ -291,22 +274,3 @@ def _copy(target: np.ndarray, block: np.ndarray) -> None:
         elif rows.dtype != target.dtype:
             rows = rows.astype(target.dtype)
         target[row : row + strip] = rows
-
-
-def _no_weights(folder: Path) -> CheckpointError:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    if "adapter_model.safetensors" in names:
-        return CheckpointError(
-            f"{folder}: contains an adapter (adapter_model.safetensors) but no model: "
-            "merge it into its base model first"
-        )
-    pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
-    if pickles:
-        return CheckpointError(
-            f"{folder}: expected {SINGLE_FILE}, found only pickle files ({', '.join(pickles[:3])}), "
-            "which can run code when opened and are never loaded here. Convert them where you trust them: "
-            "AutoModelForSequenceClassification.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
-        )
-    others = [name for name in names if name.endswith(".safetensors")]
-    found = f"found {', '.join(others[:3])}" if others else "found no weight file"
-    return CheckpointError(f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")

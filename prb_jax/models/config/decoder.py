@@ -10,13 +10,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from prb_jax.errors import CheckpointError, listed, short_repr
-from prb_jax.models.config.experts import Experts, parse_experts
-from prb_jax.models.config.families import FAMILIES, Family, Norms, text_model
+from prb_jax.errors import CheckpointError, short_repr
+from prb_jax.models.config.family import (
+    ATTENTION,
+    BESIDE_VISION,
+    EXPERTS,
+    MLP,
+    RECURRENT,
+    Family,
+    Kind,
+    Norms,
+    known_families,
+    layer_kinds,
+)
 from prb_jax.models.config.fields import (
     LARGEST_EPSILON,
     MOST_LAYERS,
@@ -24,21 +33,16 @@ from prb_jax.models.config.fields import (
     FieldReader,
     choose_dtype,
 )
-from prb_jax.models.config.layer_kinds import (
-    EXPERTS,
-    MLP,
-    RECURRENT,
-    Kind,
-    Recurrence,
-    layer_kinds,
-    layer_mixers,
-    parse_recurrence,
-)
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
 from prb_jax.records.reading import read_object
+from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
+
+if TYPE_CHECKING:
+    from prb_jax.models.config.experts import Experts
+    from prb_jax.models.config.recurrence import Recurrence
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
@@ -183,7 +187,7 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
     Raises:
       CheckpointError: The configuration names the class of a language model.
     """
-    family = FAMILIES[config.model_type]
+    family = known_families()[config.model_type]
     if family.language_model in config.architectures[:1]:
         raise CheckpointError(
             f"{where}: '{family.language_model}' is a causal language model, not a reward model: it has no score "
@@ -213,7 +217,13 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
     for name in ("auto_map", "text_config", "rope_scaling", "rope_parameters"):
         if fields.has(name) and not isinstance(raw[name], Mapping):
             raise fields.error(name, "an object")
-    return text_model(raw, where=str(path))
+    return _text_part(raw, where=str(path))
+
+
+def _text_part(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Return the text model's part of a ``config.json``: of a model with a vision tower it is an object within."""
+    has_tower = raw.get("model_type") in BESIDE_VISION
+    return get("models", "text part").value(raw, where=where) if has_tower else raw
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
@@ -229,9 +239,12 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
       CheckpointError: The architecture or rope type is unknown, the weights are quantised, or a field is missing,
         mistyped, inconsistent, or would change numbers in a way this decoder does not support.
     """
-    raw = text_model(raw, where=where)
+    raw = _text_part(raw, where=where)
     fields = FieldReader(raw, where)
-    family = _family(fields)
+    model_type, named = fields.text("model_type"), next(iter(fields.architectures()), None)
+    family = known_families().get(model_type)
+    if family is None or named not in (None, family.architecture, family.language_model):
+        raise get("models", "unknown architecture").value(fields, family, named)
     absent = family.defaults
     fields.refuse_unless({name: value for name, value in _ONLY_NEUTRAL.items() if name not in absent})
     if family.attention_gate:
@@ -253,7 +266,12 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     head_dim = head_dim or hidden_size // heads
     longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
     kinds = layer_kinds(fields, family, layers=layers)
-    mixers = layer_mixers(fields, family, layers=layers)
+    mixers, recurrence, experts = (ATTENTION,) * layers, None, None
+    if family.recurrent:
+        mixers = get("recurrent layers", "mixers").value(fields, family, layers=layers)
+        recurrence = get("recurrent layers", "sizes").value(fields, family) if RECURRENT in mixers else None
+    if family.experts is not None:
+        experts = get("experts", "sizes").value(fields, family.experts, absent, layers=layers)
     ropes = parse_ropes(fields, family, head_dim=head_dim, longest=longest)
     attention_scale, final_cap = head_dim, None
     if "query_pre_attn_scalar" in absent:
@@ -264,7 +282,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         )
 
     return DecoderConfig(
-        model_type=fields.text("model_type"),
+        model_type=model_type,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size", default=absent.get("intermediate_size")),
@@ -289,13 +307,13 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         layer_windows=kinds.slides,
         layer_rotates=kinds.rotates,
         layer_mixers=mixers,
-        recurrence=parse_recurrence(fields, family) if RECURRENT in mixers else None,
+        recurrence=recurrence,
         attention_gate=family.attention_gate,
         rope=ropes,
         interleaved_rope=family.interleaved_rope,
         fused=family.fused,
         sinks=family.sinks,
-        experts=parse_experts(fields, family.experts, absent, layers=layers),
+        experts=experts,
         fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
         max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
         num_labels=fields.num_labels(),
@@ -306,49 +324,6 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         ignored_keys=tuple(sorted(set(raw) - fields.read - WITHOUT_EFFECT)),
         original=copy.deepcopy(raw),
     )
-
-
-def _family(fields: FieldReader) -> Family:
-    model_type = fields.text("model_type")
-    named = next(iter(fields.architectures()), None)
-    family = FAMILIES.get(model_type)
-    if family is None:
-        supported = ", ".join(family.architecture for family in FAMILIES.values())
-        raise CheckpointError(
-            f"{fields.where}: unknown architecture: model_type '{model_type}'"
-            f"{f' ({named})' if named else ''}.{_nearest(fields)} Supported: {supported}"
-        )
-    if named not in (None, family.architecture, family.language_model):
-        code = (
-            " (code of its repository, which auto_map names, is never run)" if fields.has("auto_map") else ""
-        )
-        labels_tokens = named.endswith("ForTokenClassification")
-        steps = (
-            " (steps:ID for a model with two labels at token ID behind every step)" if labels_tokens else ""
-        )
-        raise CheckpointError(
-            f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
-            f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
-            f"head is one of that table, name the row with --readout{steps}{code}"
-        )
-    return family
-
-
-def _nearest(fields: FieldReader) -> str:
-    """Return the known family that reads most fields of an unknown family's file, and the fields it does not read."""
-    raw, found = dict(fields.raw), []
-    for name in FAMILIES:
-        try:
-            unread = parse_config(raw | {"model_type": name, "architectures": None}, where="").ignored_keys
-        except CheckpointError:
-            continue
-        likeness = SequenceMatcher(None, name, raw["model_type"]).ratio()
-        found.append((len(unread), -likeness, name, unread))
-    if not found:
-        return ""
-    _, _, name, unread = min(found)
-    differs = f"which does not read {listed(unread, most=8)}" if unread else "which reads the same fields"
-    return f" The nearest known family is '{name}', {differs}."
 
 
 def _has_bias(fields: FieldReader, said: bool | str, family: Family) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.families import ENCODERS
+from prb_jax.models.config.family import ENCODERS
 from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, WITHOUT_EFFECT, FieldReader
+from prb_jax.models.encoder_layers import ACTIVATIONS, EncoderActivation
 from prb_jax.models.head import Head
-from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 from prb_jax.models.rope import RopeConfig
 
 _IGNORED = (

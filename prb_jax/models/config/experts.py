@@ -76,9 +76,9 @@ class Experts:
 
 
 def parse_experts(
-    fields: FieldReader, names: ExpertNames | None, absent: Mapping[str, Any], *, layers: int
-) -> Experts | None:
-    """Read the mixture of experts of a family; return None for families without one.
+    fields: FieldReader, names: ExpertNames, absent: Mapping[str, Any], *, layers: int
+) -> Experts:
+    """Read the mixture of experts of a family.
 
     Args:
       fields: Reader of the whole ``config.json``.
@@ -90,8 +90,6 @@ def parse_experts(
       CheckpointError: A field is missing or mistyped, two spellings disagree, more experts are chosen than exist, or
         no layer has experts.
     """
-    if names is None:
-        return None
     # transformers 5 writes 'num_local_experts' in families whose older files have 'num_experts'.
     spellings = [name for name in ("num_experts", "num_local_experts") if fields.has(name)]
     count = fields.integer(spellings[0] if spellings else "num_experts", default=absent["num_experts"])

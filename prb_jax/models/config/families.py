@@ -1,87 +1,19 @@
-"""Properties of model families that ``config.json`` does not contain.
+"""The families of decoders: properties that ``config.json`` does not contain.
 
 One row per family: the class name in reward-model checkpoints, the defaults of transformers for absent
 fields, and the structural facts that are fixed in the family's code.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from prb_jax.errors import CheckpointError
-from prb_jax.models.config.experts import (
-    GPT_OSS_EXPERTS,
-    MIXTRAL_EXPERTS,
-    QWEN_EXPERTS,
-    ExpertNames,
-)
+from prb_jax.models.config.experts import GPT_OSS_EXPERTS, MIXTRAL_EXPERTS, QWEN_EXPERTS
+from prb_jax.models.config.family import Family, Norms
 from prb_jax.models.config.fields import FieldReader
-from prb_jax.seams import get, names, usable_plugins
-
-ENCODERS = ("bert", "deberta-v2", "modernbert")
-"""Values of ``model_type`` that are encoders; DeBERTa-v3 uses the name of v2. Encoders are optional: see `encoder` in
-:mod:`prb_jax.seams`."""
-
-
-Norms = tuple[tuple[str, str], ...]
-"""Norms of a layer in forward order: ``input_norm`` and ``post_attention_norm`` around attention, ``mlp_norm`` and
-``post_mlp_norm`` around the mlp; each with its name in a file of transformers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Properties of one ``model_type``."""
-
-    architecture: str  # class with a score head, as in ``architectures``
-    defaults: Mapping[str, Any]  # transformers' defaults for absent fields (None: derived from other fields)
-    windows: Literal["none", "every", "used", "refused", "upper", "unrotated", "pattern"]
-    """Layers with a sliding window, in the order of the values: none; all; all if ``use_sliding_window``; none, and
-    ``use_sliding_window`` is refused; by ``use_sliding_window`` and ``max_window_layers``; the layers without rope if
-    ``use_sliding_window``; or all except each n-th."""
-    window_period: int = 0  # for ``pattern``: each layer number (from 1) divisible by this has full attention
-    qkv_bias: bool | str = False  # q, k and v have biases; a string names the field that decides
-    output_bias: bool | str = False  # same for o
-    mlp_bias: bool | str = False  # same for gate, up and down
-    qk_norm: Literal["head", "width"] | None = (
-        None  # RMSNorm of q and k before rope, per head or over all heads
-    )
-    recurrent: bool = False  # some layers use the gated delta rule, by ``layer_types`` (``linear_*`` fields)
-    grouped_recurrence: bool = (
-        False  # files store their queries, keys, values and gates head by head in one tensor
-    )
-    attention_gate: bool = (
-        False  # the attention output is multiplied by the sigmoid of a gate, stored in ``q_proj``
-    )
-    norms: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
-    gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
-    wide_norms: bool = False  # norms multiply by w in float32
-    centred_norms: bool = False  # norms multiply by 1 + w in float32
-    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
-    unused_rope_fields: tuple[str, ...] = ()  # fields of the rope that do not affect text
-    interleaved_rope: bool = False  # rotated pairs are adjacent channels
-    query_growth: bool = False  # queries are scaled by position, with ``llama_4_scaling_beta`` of the rope
-    unrotated: Literal["none", "listed", "full"] = "none"
-    """Layers without rope: none; by ``no_rope_layers``; or the full layers of a model with sliding layers."""
-    fused: tuple[str, ...] = ()  # matrices fused in one tensor: ``qkv_proj``, ``gate_up_proj``
-    local_theta: str | None = None  # field with the theta of a separate rope for sliding layers
-    softcaps_attention: bool = False  # ``attn_logit_softcapping`` is applied
-    sinks: bool = False  # each head has an attention sink: an extra softmax logit without a value
-    layer: type[Any] | None = None
-    """Subclass of :class:`prb_jax.models.decoder_layer.DecoderLayer` that a plug-in defines."""
-    activation: str | None = None  # the only ``hidden_act`` that a plug-in's layer supports
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of ``config.json`` for a plug-in's layer, with defaults; `DecoderConfig.fields` contains the
-    values of a file."""
-    experts: ExpertNames | None = None  # names of the mixture of experts, if the mlp is one
-    softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is applied to vocabulary logits
-
-    @property
-    def language_model(self) -> str:
-        """Name of the class with the same body and a language-model head."""
-        body = self.architecture.removesuffix("ForSequenceClassification").removesuffix("Text")
-        return f"{body}ForCausalLM"
-
+from prb_jax.plugins import usable_plugins
+from prb_jax.seams import get, names
 
 _OUTPUT_NORMS: Norms = (
     ("post_attention_norm", "post_attention_layernorm"), ("post_mlp_norm", "post_feedforward_layernorm"),
@@ -335,13 +267,9 @@ _QWEN3_5_SIZES: Mapping[str, dict[str, Any]] = {
 def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Return the text model's part of the raw ``config.json`` of Gemma 3 or Qwen 3.5 with a vision tower.
 
-    Any other ``config.json`` is returned unchanged.
-
     Raises:
       CheckpointError: The text model is not described.
     """
-    if raw.get("model_type") not in ("gemma3", *_QWEN3_5_SIZES):
-        return raw
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise FieldReader(raw, where).error("text_config", "an object")
@@ -357,22 +285,3 @@ def text_model(raw: dict[str, Any], *, where: str) -> dict[str, Any]:
     image = raw.get("image_token_id", raw.get("image_token_index", 262_144))
     own = {"model_type": "gemma3_text", "architectures": names or None, "image_token_id": image}
     return {**_GEMMA3_SIZES, "pad_token_id": raw.get("pad_token_id", 0), **text, **outer, **own}
-
-
-def is_encoder(raw: Mapping[str, Any]) -> bool:
-    """Return True if a raw ``config.json`` describes a known encoder."""
-    return raw.get("model_type") in ENCODERS
-
-
-def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
-    """Reject an encoder for uses that require a decoder: training, conversion.
-
-    Raises:
-      CheckpointError: The raw ``config.json`` describes an encoder.
-    """
-    if is_encoder(raw):
-        named = raw.get("architectures") or [raw["model_type"]]
-        raise CheckpointError(
-            f"{where}: '{named[0]}' is an encoder, which this command cannot use: `prb evaluate` scores with those "
-            "that have a known head, and `prb rank-profiles` ranks with those of single texts"
-        )

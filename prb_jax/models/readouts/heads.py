@@ -18,8 +18,8 @@ from jax import lax
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
+from prb_jax.models.encoder_layers import ACTIVATIONS, EncoderActivation, activate, layer_norm
 from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, Sizes, States, dense
-from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate, layer_norm
 from prb_jax.trees.streams import StreamBatch
 
 

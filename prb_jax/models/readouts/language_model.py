@@ -9,12 +9,13 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.config.decoder import parse_config, read_raw_config
-from prb_jax.models.config.families import FAMILIES, is_encoder
-from prb_jax.models.head import LanguageHead
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.family import is_encoder
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import OpenedModel, located, open_model
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.row import ModelRow
+from prb_jax.models.vocabulary_heads import LanguageHead
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
 """Row of a ``*ForCausalLM``; not in the table because it has no reward."""

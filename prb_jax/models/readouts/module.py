@@ -37,9 +37,7 @@ class Program:
 
     mesh: Mesh
     dtype: jnp.dtype  # dtype of activations
-    readout: (
-        str | None
-    )  # reduction of the head's values to a reward; see :mod:`prb_jax.models.readouts.rules`
+    readout: str | None  # reduction of the head's values to a reward; see :mod:`prb_jax.models.head`
     attention: StreamAttention | None = None  # over packed streams; None for an encoder
 
 

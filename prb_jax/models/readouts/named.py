@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.head import Vocabulary
+from prb_jax.models.head import READOUTS
 from prb_jax.models.readouts.heads import Stack, Steps, Together
 from prb_jax.models.readouts.row import ModelRow, known_rows
-from prb_jax.models.readouts.rules import READOUTS
+from prb_jax.models.vocabulary_heads import Vocabulary
 from prb_jax.text.template import TextRules
 
 _VALUE = r"\d+=-?\d+(?:\.\d+)?"

@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.families import is_encoder, origin_of, refuse_encoder
+from prb_jax.models.config.family import is_encoder, refuse_encoder
 from prb_jax.models.config.fields import choose_dtype
+from prb_jax.models.head import PAPER_READOUT, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
-from prb_jax.models.readouts.row import ModelRow
-from prb_jax.models.readouts.rules import PAPER_READOUT, choose_readout
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
@@ -25,6 +24,7 @@ from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.encoder_folder import EncoderFolder
     from prb_jax.models.model import Config
+    from prb_jax.models.readouts.row import ModelRow
     from prb_jax.text.pair_tokenizer import PairTokenizer
 
 
@@ -37,7 +37,7 @@ class OpenedModel:
     body: ResolvedModel | EncoderFolder  # decoder, or encoder with its tensors
     row: ModelRow  # row of the table of reward models
     # rule that reduces the outputs of the head to one reward; see
-    # :func:`prb_jax.models.readouts.rules.choose_readout`
+    # :func:`prb_jax.models.head.choose_readout`
     labels: str
     # False for a head with several labels without a named rule: ``labels`` is then the rule of the paper protocol
     labels_named: bool
@@ -92,7 +92,10 @@ class OpenedModel:
     def source(self) -> dict[str, Any]:
         """Revision, file fingerprints (also of a separate tokenizer) and packages of plug-ins, for ``run.json``."""
         named = self.options.tokenizer is not None
-        origins = {"backbone": origin_of(self.config.model_type), "readout": self.row.origin}
+        origins = {
+            "backbone": get("models", "origin of family").value(self.config.model_type),
+            "readout": self.row.origin,
+        }
         plugins = {kind: origin for kind, origin in origins.items() if origin}
         return (
             describe(self.folder)

@@ -17,12 +17,12 @@ from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config, refuse_for_encoder
 from prb_jax.models.encoder import HeadedEncoder
+from prb_jax.models.head import READOUTS
 from prb_jax.models.parameter import arrays
 from prb_jax.models.readouts.heads import Pooled
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.module import Program, check_length
 from prb_jax.models.readouts.row import ModelRow, known_rows
-from prb_jax.models.readouts.rules import READOUTS
 from prb_jax.models.readouts.score_pairs import pair_rewards
 from prb_jax.platform.sharding import mesh_shape, on_any_mesh
 from prb_jax.trees.sequences import SequenceBatch

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prb_jax.models.config.decoder import WeightLayout
-from prb_jax.models.head import LINEAR, Linear, Vocabulary
+from prb_jax.models.head import LINEAR, Linear
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, NormedPooled, Pooled, Stack, Steps
 from prb_jax.models.readouts.row import ModelRow as ModelRow
 from prb_jax.models.readouts.row import RawConfig
+from prb_jax.models.vocabulary_heads import Vocabulary
 from prb_jax.text.template import TextRules
 
 # End of the last turn and the assistant's header: at its first token the model has seen the whole prompt.

@@ -18,9 +18,9 @@ from prb_jax.models import Together
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params, decode_stream
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import ScoreFn, stream_batch_shardings
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.sharding import on_any_mesh, replicated
 from prb_jax.trees.streams import StreamBatch
 

@@ -9,7 +9,8 @@ from typing import Any
 from prb_jax.errors import RunError, quote
 from prb_jax.models.config.decoder import STANDARD, WeightLayout
 from prb_jax.models.head import LINEAR, Head
-from prb_jax.seams import get, names, usable_plugins
+from prb_jax.plugins import usable_plugins
+from prb_jax.seams import get, names
 from prb_jax.text.template import PLAIN_RULES, TextRules
 
 RawConfig = dict[str, Any]

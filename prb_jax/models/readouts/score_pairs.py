@@ -13,8 +13,7 @@ from prb_jax.models.checkpoints.encoder_folder import encoder_shardings
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.encoder import bind_encoder, encode_tokens
-from prb_jax.models.head import States
-from prb_jax.models.readouts.rules import read_out
+from prb_jax.models.head import States, read_out
 from prb_jax.models.readouts.text_encoder import Pooling, pool
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
@@ -76,7 +75,7 @@ def make_pair_fn(
       config: Architecture with a head.
       mesh: Devices.
       dtype: Dtype of activations.
-      readout: Rule; see :func:`prb_jax.models.readouts.rules.choose_readout`. None returns all values, with last axis
+      readout: Rule; see :func:`prb_jax.models.head.choose_readout`. None returns all values, with last axis
         n.
     """
 

@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
-from prb_jax.models.head import States
+from prb_jax.models.head import States, read_out
 from prb_jax.models.model import bind, parameter_shardings
-from prb_jax.models.readouts.rules import read_out
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.streams import StreamBatch
 
@@ -111,7 +110,7 @@ def make_score_fn(
       config: Architecture.
       mesh: Devices.
       dtype: Dtype of activations.
-      readout: Rule; see :func:`prb_jax.models.readouts.rules.choose_readout`. None returns all values, with an axis
+      readout: Rule; see :func:`prb_jax.models.head.choose_readout`. None returns all values, with an axis
         [n].
       shardings: Shardings of the parameters; by default from :func:`prb_jax.models.model.parameter_shardings`.
     """

@@ -10,7 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.seams import get, guarded, names, usable_plugins
+from prb_jax.plugins import guarded, usable_plugins
+from prb_jax.seams import get, names
 
 if TYPE_CHECKING:
     from prb_jax.personal.few_shot.protocol import Method

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prb_jax import errors
-from prb_jax.errors import PrbError, RunError
+from prb_jax.errors import PrbError, class_named
+from prb_jax.seams import get
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,30 +42,14 @@ def share_json(value: Any) -> Any:
     """
     if process_count() == 1:
         return value
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    text = json.dumps(value).encode() if process_index() == 0 else b""
-    # Share the length first: a broadcast needs the same shape everywhere.
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    # Round up to powers of two: every new length compiles a new program.
-    buffer = np.zeros(1 << length.bit_length(), np.uint8)
-    buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:length].tobytes())
+    return get("processes", "share").value(value)
 
 
 def gather_int32(values: np.ndarray) -> list[np.ndarray]:
     """Return the int32 vectors [any length] of all processes, in process order; a collective."""
     if process_count() == 1:
         return [values]
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(values))))
-    padded = np.zeros(1 << int(lengths.max()).bit_length(), np.int32)
-    padded[: len(values)] = values
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    return get("processes", "gather").value(values)
 
 
 def fetch(array: Any) -> np.ndarray:
@@ -75,9 +58,7 @@ def fetch(array: Any) -> np.ndarray:
 
     if process_count() == 1 or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return get("processes", "fetch").value(array)
 
 
 def parts_of(count: int) -> list[range]:
@@ -107,7 +88,7 @@ def on_first_process(action: Callable[[], Any]) -> Any:
         raise failure
     if "error" in outcome:
         kind, text = outcome["error"]
-        raise getattr(errors, kind)(f"process 0: {text}")
+        raise class_named(kind)(f"process 0: {text}")
     return outcome["value"]
 
 
@@ -134,21 +115,3 @@ def entered_on_first_process(
 
         told = on_first_process(enter)
         yield next(iter(entered), None), told
-
-
-def refuse_together(*, endpoint: object = None, part: object = None, together: bool | None = None) -> None:
-    """Raise RunError for combinations that several processes do not support.
-
-    Args:
-      endpoint: Server that answers the requests, if any.
-      part: Part of the run to compute, if not the whole.
-      together: True if there are several processes; default: ask this job.
-    """
-    if process_count() == 1 if together is None else not together:
-        return
-    if endpoint is not None:
-        raise RunError("--distributed: only one process queries an endpoint: remove --distributed")
-    if part is not None:
-        raise RunError(
-            "--distributed: part: jobs that compute parts do not communicate: remove --distributed or --part"
-        )

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.seams import BUILTIN, Plugin, errors_of, get, guarded, names, usable_plugins
+from prb_jax.plugins import errors_of, guarded, usable_plugins
+from prb_jax.seams import BUILTIN, Plugin, get, names
 
 if TYPE_CHECKING:
     from prb_jax.records.benchmarks.benchmark import Benchmark, Published

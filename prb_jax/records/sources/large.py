@@ -12,7 +12,8 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import read_rows
 from prb_jax.records.intake import read_records
 from prb_jax.records.items import Items
-from prb_jax.records.lines import JsonLines, Row, is_large
+from prb_jax.records.large_lines import JsonLines
+from prb_jax.records.lines import Row, is_large
 from prb_jax.records.sources.reading import chosen, mapped_rows
 from prb_jax.records.sources.source import Source
 from prb_jax.seams import get
@@ -22,7 +23,7 @@ class LargeComparisons(Items[Comparison]):
     """Labelled comparisons that are read sequentially: every loop reads the files again and keeps nothing in memory.
 
     The number of comparisons is known after a complete loop; `len` reads to the end. Every process reads the files.
-    `prb_jax.scoring.comparison_table` checks that ids are distinct.
+    `prb_jax.scoring.large_table` checks that ids are distinct.
 
     Args:
       start: Starts a pass over the comparisons.

@@ -11,16 +11,14 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.platform.paths import is_path, localised, near_path
-from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
 from prb_jax.records.intake import MODEL_FIRST, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items
-from prb_jax.records.lines import Row, is_large, large_digest, unpacked_size
-from prb_jax.records.schema import check_schema
-from prb_jax.records.sources.source import FileSource, PythonSource, Source, same_subset
-from prb_jax.seams import get, is_imported, is_python_value, names
+from prb_jax.records.lines import Row, is_large
+from prb_jax.records.sources.source import FileSource, Source, same_subset
+from prb_jax.seams import get, is_python_value, names
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"  # the paper's data set, read in the same way with and without its name
@@ -81,36 +79,14 @@ def open_comparisons(
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.records.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
     """
-    opened = _resolve(source, split=split)
-    files = _large_files(opened, split=split)
+    opened = resolve(source, split=split)
+    files = large_files_of(opened, split=split)
     if not files:
         return Held(each_comparison(source, subset=subset, split=split, limit=limit))
     check_limit(limit)
     return get("large data", "open").value(
         opened, files, name=source, subset=subset, split=split, limit=limit
     )
-
-
-def find_comparisons(
-    source: str | Path, *, subset: str | None = None, split: str = "train", limit: int | None = None
-) -> Items[Comparison]:
-    """Like ``read_comparisons``, for access in any order.
-
-    Comparisons of a large prepared folder stay on disk: all are returned, and the caller applies subset and limit.
-
-    Raises:
-      DataError: Errors of ``read_comparisons``; or raw files are too large for memory.
-    """
-    opened = _resolve(source, split=split)
-    files = _large_files(opened, split=split)
-    if files and (stored := opened.stored(split=split)) is not None:
-        return stored
-    if sum(map(unpacked_size, files)) > lines.HELD:
-        raise DataError(
-            f"{source}: too large for memory, and raw files have no random access: run `prb prepare --data {source} "
-            f"--split {split} --out DIR` once, and use DIR instead"
-        )
-    return Held(each_comparison(source, subset=subset, split=split, limit=limit))
 
 
 def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
@@ -122,25 +98,8 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
     Raises:
       DataError: The source does not exist, or a file cannot be read.
     """
-    opened = _resolve(source, split=split)
+    opened = resolve(source, split=split)
     return mapped_rows(lambda: opened.rows(subset=subset, split=split), opened)()
-
-
-def source_rows(source: str | Path) -> list[Row]:
-    """Return the raw records of a source; records of JSON files keep fields outside the schema.
-
-    Raises:
-      DataError: Errors of `read_comparisons`; but records of a file only need to be JSON objects or rows.
-    """
-    opened = _resolve(source, split="test")
-    if opened.kind == "file" and opened.benchmark is None:
-        rows = list(each_row(source))
-    else:
-        numbered = enumerate(each_comparison(source), start=1)
-        rows = [Row(f"{source}: record {number}", one.to_row()) for number, one in numbered]
-    if not rows:
-        raise DataError(f"{source}: no comparisons in it")
-    return rows
 
 
 def describe_source(
@@ -163,54 +122,31 @@ def describe_source(
     def digest(file: Path) -> Any:
         if file in digests:
             return digests[file]
-        return large_digest(file) if is_large(file) else file_digest(file)
+        return get("large data", "digest").value(file) if is_large(file) else file_digest(file)
 
-    return _resolve(source, split=split).describe(split=split, digest=digest)
+    return resolve(source, split=split).describe(split=split, digest=digest)
 
 
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
     """Return the files of a source that is read by windows; else nothing. Errors as in ``describe_source``."""
-    return _large_files(_resolve(source, split=split), split=split)
-
-
-def recorded_sources(names: Any, *, where: str) -> list[str]:
-    """Return the names of the sources in the record of a run, to open them again.
-
-    Records are data, which strangers may have written: a Python file that one names is not run, unless the user lets it
-    run by `--import`.
-
-    Args:
-      names: Value in the record.
-      where: File of the record, for the message.
-
-    Raises:
-      DataError: A name is a Python file, or the value is not a list of names.
-    """
-    check_schema(names, list[str], where=f"{where}: data", error=DataError)
-    for name in names:
-        if _resolve(name, split="").kind == PythonSource.kind and not is_imported(name):
-            raise DataError(
-                f"{where}: names the Python file of {name}, which a record cannot run: to run it, name it again, "
-                f"--data {name}"
-            )
-    return names
+    return large_files_of(resolve(source, split=split), split=split)
 
 
 def prepared_tokens(source: str | Path) -> Path | None:
     """Return the folder of a prepared source with tokens; else None."""
-    return _resolve(source, split="").tokens
+    return resolve(source, split="").tokens
 
 
 def benchmark_of(source: str | Path) -> str | None:
     """Return the name of the source's benchmark, if any; errors as in ``describe_source``."""
-    return _resolve(source, split="").benchmark
+    return resolve(source, split="").benchmark
 
 
-def _resolve(source: str | Path, *, split: str) -> Source:
+def resolve(source: str | Path, *, split: str) -> Source:
     """Return the source of a name, which can end in "?FIELD=COLUMN&...&rendered"."""
     source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
-        opened = _resolve(match["source"], split=split)
+        opened = resolve(match["source"], split=split)
         if not opened.has_columns:
             raise DataError(f"{source}: columns can be mapped only in files, folders and hub data sets")
         parts = match["columns"].split("&")
@@ -218,7 +154,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
         return replace(opened, columns=FieldNames(columns, rendered="rendered" in parts))
     name, colon, place = source.partition(":") if isinstance(source, str) else ("", "", "")
     if isinstance(source, str) and is_python_value(source):
-        return PythonSource(source)
+        return get("sources", "python").value(source)
     if name == PERSONAS:
         return get("sources", PERSONAS).value(place if colon else split)
     if name not in names("benchmarks"):
@@ -260,7 +196,7 @@ def is_model_folder(folder: Path) -> bool:
     return bool(weights) or all((folder / name).exists() for name in ("train.json", "model"))
 
 
-def _large_files(source: Source, *, split: str) -> Sequence[Path]:
+def large_files_of(source: Source, *, split: str) -> Sequence[Path]:
     return source.large_files(split=split) if source.benchmark is None else []
 
 

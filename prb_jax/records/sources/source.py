@@ -1,21 +1,16 @@
-"""Base class of sources, and two kinds: a file, and a value in a Python file; other kinds are in separate modules."""
+"""Base class of sources, and files; other kinds are in separate modules."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from prb_jax.errors import DataError, PrbError
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import RECORD, FieldNames
 from prb_jax.records.files import read_rows
-from prb_jax.records.intake import given_rows
 from prb_jax.records.lines import Row, is_large
-from prb_jax.seams import python_value
 
 if TYPE_CHECKING:
     from prb_jax.records.items import Items
@@ -123,30 +118,3 @@ class FileSource(Source):
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         path = Path(self.name)
         return {"kind": self.kind, **self.marks(), "files": {path.name: digest(path)}}
-
-
-class PythonSource(Source):
-    """FILE.py:NAME, a function that returns records, or the records."""
-
-    kind = "python"
-
-    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
-        value = python_value(self.name).value
-        try:
-            records: Any = value() if callable(value) else value
-        except PrbError:
-            raise
-        except Exception as error:
-            raise DataError(f"{self.name}: fails: {type(error).__name__}: {error}") from error
-        for row in given_rows(records):
-            yield Row(f"{self.name}: {row.where}", row.value)
-
-    def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
-        content = (
-            sha256()
-        )  # digest of the records, because results of the file can depend on more than its text
-        for row in self.rows(subset=None, split=split):
-            value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
-            content.update(json.dumps(value, sort_keys=True, default=str).encode() + b"\n")
-        name = self.name.rpartition(":")[2]
-        return {"kind": self.kind, "name": name, "sha256": content.hexdigest()}

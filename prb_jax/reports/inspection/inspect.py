@@ -14,22 +14,25 @@ from prb_jax.models.checkpoints.load import inspect_checkpoint
 from prb_jax.models.checkpoints.locate import ModelFolder, locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import refuse_for_encoder
-from prb_jax.models.config.families import is_encoder
-from prb_jax.models.head import LanguageHead, Linear
+from prb_jax.models.config.family import is_encoder
+from prb_jax.models.head import Linear
 from prb_jax.models.readouts.language_model import open_reward_or_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
-from prb_jax.models.readouts.resolve import ResolvedModel, class_names
+from prb_jax.models.readouts.recognise import class_names
+from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.text_encoder import read_pooling
+from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.personal.prompts import load_prompts
 from prb_jax.records.comparison import Message
 from prb_jax.reports.inspection import words
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.open_tokenizer import open_tokenizer
-from prb_jax.text.template import FIXED_DATE
+from prb_jax.text.template_clock import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import ViewOptions, read_trained_view
+from prb_jax.text.trained_view import read_trained_view
+from prb_jax.text.view import ViewOptions
 from prb_jax.text.visible import TextProtocol
 
 _TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))

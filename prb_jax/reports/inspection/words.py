@@ -12,16 +12,18 @@ from prb_jax.models.checkpoints.load import LoadReport
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.config.layer_kinds import RECURRENT
-from prb_jax.models.head import LanguageHead, Linear, Vocabulary
+from prb_jax.models.config.family import RECURRENT
+from prb_jax.models.head import Linear
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Steps
 from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.text_encoder import Pooling
 from prb_jax.models.rope import RopeConfig
+from prb_jax.models.vocabulary_heads import LanguageHead, Vocabulary
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.view import TRAINED_VIEW, View, choose_view, read_trained_view
+from prb_jax.text.trained_view import read_trained_view
+from prb_jax.text.view import TRAINED_VIEW, View, choose_view
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import TooLongError
 from prb_jax.trees.tree import Tree

@@ -27,7 +27,8 @@ from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
-from prb_jax.text.view import ChosenView, View, ViewOptions, served_view
+from prb_jax.text.trained_view import served_view
+from prb_jax.text.view import ChosenView, View, ViewOptions
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 

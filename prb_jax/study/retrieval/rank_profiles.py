@@ -22,7 +22,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row
-from prb_jax.records.sources.reading import source_rows
+from prb_jax.records.sources.whole import source_rows
 from prb_jax.records.writing import temporary_name, write_once
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.baselines import words_of

@@ -51,7 +51,7 @@ def naive(
 
     from prb_jax.models.decoder import decode_stream
     from prb_jax.models.model import bind
-    from prb_jax.text.tokenizer import encode_prompts
+    from prb_jax.text.prompts import encode_prompts
     from prb_jax.text.visible import visible
 
     view = model.reader.view(ViewOptions())

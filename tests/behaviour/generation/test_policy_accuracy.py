@@ -12,7 +12,7 @@ from prb_jax import cli
 from prb_jax.behaviour.generation.policy_accuracy import policy_accuracy
 from prb_jax.behaviour.generation.token_scores import read_policy, read_rewards
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
-from prb_jax.text.tokenizer import encode_prompts
+from prb_jax.text.prompts import encode_prompts
 from tests.json_lines import read_lines
 from tests.tiny_policies import VOCABULARY, write_policy
 

@@ -11,7 +11,8 @@ import prb_jax as prb
 from prb_jax.behaviour.judges.options import JudgeOptions
 from prb_jax.behaviour.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
 from prb_jax.errors import RunError
-from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
+from prb_jax.text.prompts import prompt_texts
+from prb_jax.text.tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import Answer, comparisons, completion, judged, shown_answer, stand_in
 from tests.json_lines import read_lines
 from tests.tiny_policies import write_policy

@@ -21,7 +21,8 @@ from prb_jax.measure.bench.scoring import score_pass
 from prb_jax.measure.bench.workload import synthetic_workload
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.flops import matrix_flops_per_token, measured_peak, stream_flops
+from prb_jax.models.flops import measured_peak, stream_flops
+from prb_jax.models.model import matrix_flops_per_token
 from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch

@@ -9,7 +9,7 @@ import jax
 import pytest
 from jax.sharding import Mesh
 
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from tests.measure.plan.tiny import TINY
 
 

@@ -39,7 +39,7 @@ from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.named_shapes import read_model, shape_config
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.training import step_flops
 from tests.measure.plan.tiny import CONFIG, GIB, MATRICES, TINY, needs_libtpu
 

@@ -89,7 +89,8 @@ def main(meshes: list[str]) -> None:
     from prb_jax.models.attention.reads import attend_from_stream_reads
     from prb_jax.models.attention.stream_kernel import kernel_attention
     from prb_jax.models.attention.streams import stream_attention
-    from prb_jax.platform.sharding import batch_sharding, make_mesh, partition_spec
+    from prb_jax.platform.meshes import make_mesh
+    from prb_jax.platform.sharding import batch_sharding, partition_spec
     from tests.models.compiled import text_for_cuda
 
     enable_compilation_cache()

@@ -18,7 +18,7 @@ from prb_jax.models.attention.choice import StreamAttention, attend_streams, cho
 from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
 from prb_jax.models.attention.first_use import compare, kernel_fault
 from prb_jax.models.attention.stream_kernel import kernel_attention
-from prb_jax.platform.sharding import make_mesh
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.trees.packing import StreamOptions
 from tests.models.attention.kernel_on_mesh import devices
 from tests.models.compiled import with_cudnn

@@ -18,7 +18,8 @@ from prb_jax.personal.few_shot.choices import Posts, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.saved import UserStates, read_states, save_states
-from prb_jax.platform.sharding import batch_sharding, make_mesh
+from prb_jax.platform.meshes import make_mesh
+from prb_jax.platform.sharding import batch_sharding
 from tests.personal.few_shot.planted import choices_of, world
 from tests.plain_process import plain_environment
 

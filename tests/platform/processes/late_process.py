@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from prb_jax.platform.meshes import make_mesh
 from prb_jax.platform.processes.job import start_job
 from prb_jax.platform.processes.sharing import process_index
-from prb_jax.platform.sharding import make_mesh
 
 
 def main(seconds: float) -> None:

@@ -25,7 +25,7 @@ CALLERS = ("fsdp=2,tensor=2", "fsdp=2,sequence=4")
 def is_rounded_apart(spec: str, config: Any) -> bool:
     """Return whether the order of float32 sums before an eight-bit activation depends on the mesh: attention is over a
     part of the heads, or recurrent layers multiply matrices of a part of the streams. Then activations are written."""
-    from prb_jax.models.config.layer_kinds import RECURRENT
+    from prb_jax.models.config.family import RECURRENT
 
     return spec.startswith("int8@") and ("tensor" in spec or RECURRENT in config.layer_mixers)
 
@@ -171,7 +171,7 @@ def main(folder: str, out: str, *scored: str) -> None:
     import prb_jax as prb
     from prb_jax.commands.process import enable_compilation_cache
     from prb_jax.models.checkpoints.hf_map import flatten
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
 
     enable_compilation_cache()
 

@@ -50,7 +50,7 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     import jax
 
     import prb_jax as prb
-    from prb_jax.platform.sharding import make_mesh
+    from prb_jax.platform.meshes import make_mesh
 
     family, scored = request.param
     place = tmp_path_factory.mktemp(family)

@@ -15,16 +15,15 @@ from prb_jax.models.checkpoints.hf_map import flatten
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import parse_encoder_config
-from prb_jax.models.head import LanguageHead
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.platform.meshes import make_mesh, parse_mesh
 from prb_jax.platform.sharding import (
     MESH_AXES,
     MeshShape,
     check_heads,
     constrainer,
-    make_mesh,
     mesh_shape,
-    parse_mesh,
     partition_spec,
 )
 from tests.tiny_encoders import BERT, DEBERTA

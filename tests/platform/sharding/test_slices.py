@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import MeshError
-from prb_jax.platform.sharding import MeshShape, crossing_axis, make_mesh, parse_mesh
+from prb_jax.platform.meshes import crossing_axis, make_mesh, parse_mesh
+from prb_jax.platform.sharding import MeshShape
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax import seams
+from prb_jax import plugins
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
@@ -648,8 +648,8 @@ def test_a_plugin_that_fails_while_it_reads_is_named(tmp_path, monkeypatch):
     mine = Benchmark(
         name="mine", rule="any", score=people.score, home="x", columns=("name",), records=records
     )
-    monkeypatch.setattr(seams, "_registered", {})
-    seams.register_plugin("benchmarks", "mine", mine)
+    monkeypatch.setattr(plugins, "_registered", {})
+    plugins.register_plugin("benchmarks", "mine", mine)
     path = write_lines(tmp_path / "x.jsonl", [{"name": "1"}, {"title": "2"}])
     first = next(iter(each_comparison(f"mine:{path}")))
     assert first.responses == ("a", "b")

@@ -1,52 +1,14 @@
-"""Differences between the layers of a decoder: parts, sliding windows, rotary embeddings, recurrence."""
+"""Sliding windows and rotary embeddings of families whose layers differ."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from prb_jax.models.config.families import Family
+from prb_jax.models.config.family import Family, LayerKinds
 from prb_jax.models.config.fields import FieldReader
 
 _SLIDES = {"full_attention": False, "sliding_attention": True}
 
-ATTENTION, RECURRENT = "full_attention", "linear_attention"
-"""Token mixers: softmax attention (also for sliding layers), or a recurrent state. Names as in ``layer_types``."""
 
-MLP, EXPERTS = "mlp", "experts"
-"""Second halves of a layer: one gated mlp, or a mixture of experts."""
-
-Kind = tuple[str, str]
-"""Parts of a layer: its token mixer, and its :data:`MLP` or :data:`EXPERTS`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerKinds:
-    """Differences between the layers of a decoder."""
-
-    window: int | None  # window of sliding layers in tokens; None without sliding layers
-    slides: tuple[bool, ...]  # True for each layer that attends only to the window
-    rotates: tuple[bool, ...]  # True for each layer with a rotary embedding
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrence:
-    """Sizes of the recurrent layers with the gated delta rule (arXiv 2412.06464)."""
-
-    key_heads: int  # number of heads of queries and of keys
-    value_heads: int  # a multiple of the key heads; each has a state [key_dim, value_dim]
-    key_dim: int
-    value_dim: int
-    taps: int  # tokens that the causal convolution sees, the current token included
-    grouped: bool  # a file has ``in_proj_qkvz`` and ``in_proj_ba``, grouped by key head
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """Number of channels of queries, keys and values."""
-        keys = self.key_heads * self.key_dim
-        return {"q": keys, "k": keys, "v": self.value_heads * self.value_dim}
-
-
-def layer_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKinds:
+def mixed_kinds(fields: FieldReader, family: Family, *, layers: int) -> LayerKinds:
     """Read the differences between layers.
 
     Raises:
@@ -103,60 +65,6 @@ def _windows(
     if window is None and any(slides):
         raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
     return window, slides
-
-
-def layer_mixers(fields: FieldReader, family: Family, *, layers: int) -> tuple[str, ...]:
-    """Read the token mixer of each layer: :data:`ATTENTION` or :data:`RECURRENT`.
-
-    Raises:
-      CheckpointError: A list has the wrong length or unknown entries.
-    """
-    if not family.recurrent:
-        return (ATTENTION,) * layers
-    period = fields.integer("full_attention_interval", default=family.defaults["full_attention_interval"])
-    listed = fields.value("layer_types")
-    if listed is None:
-        if period > layers:
-            raise fields.error(
-                "full_attention_interval", f"at most {layers} (num_hidden_layers)", found=period
-            )
-        return tuple(RECURRENT if (layer + 1) % period else ATTENTION for layer in range(layers))
-    if not isinstance(listed, list) or any(kind not in (ATTENTION, RECURRENT) for kind in listed):
-        raise fields.error("layer_types", f"a list of '{ATTENTION}' and '{RECURRENT}'")
-    if len(listed) != layers:
-        raise fields.error(
-            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
-        )
-    if ATTENTION not in listed:
-        raise fields.error("layer_types", f"'{ATTENTION}' for one layer at least")
-    return tuple(listed)
-
-
-def parse_recurrence(fields: FieldReader, family: Family) -> Recurrence:
-    """Read the sizes of recurrent layers.
-
-    Raises:
-      CheckpointError: A size is missing or mistyped, or the heads do not match.
-    """
-
-    def size(name: str, minimum: int = 1) -> int:
-        return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)
-
-    sizes = Recurrence(
-        key_heads=size("num_key_heads"),
-        value_heads=size("num_value_heads"),
-        key_dim=size("key_head_dim"),
-        value_dim=size("value_head_dim"),
-        taps=size("conv_kernel_dim", 2),
-        grouped=family.grouped_recurrence,
-    )
-    if sizes.value_heads % sizes.key_heads:
-        raise fields.error(
-            "linear_num_value_heads",
-            f"a multiple of linear_num_key_heads ({sizes.key_heads})",
-            found=sizes.value_heads,
-        )
-    return sizes
 
 
 def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:

@@ -1,0 +1,194 @@
+"""Fields with other names than ours: mapped columns, layouts of other tools, and warnings about near misses.
+
+:mod:`prb_jax.records.field_names` sends the records here that are not in our own form.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from prb_jax.errors import DataError, PrbWarning, listed, quote
+from prb_jax.records.field_names import CONVERSATIONS, KNOWN, POST_FIELDS, RECORD_FIELDS, FieldNames
+from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
+from prb_jax.records.message import MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
+
+_OTHER_NAMES: Final = {
+    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author",
+    "profile": "history posts userhistory userposts userprofile",
+    "question": "query instruction userprompt",
+    "responses": "answers completions candidates",
+    "labels": "label ratings",
+    "chosen": "preferred winner",
+    "rejected": "dispreferred loser",
+}
+_MEANT: Final = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+_INSTEAD: Final = {
+    "question": ("prompt",),
+    "prompt": ("question",),
+    "responses": ("chosen",),
+    "labels": ("chosen",),
+    "chosen": ("responses",),
+    "rejected": ("responses",),
+}
+"""Field -> alternative fields: if one of these is present, the field is not missing."""
+
+
+_NEAR: Final = 0.86
+_PATIENCE: Final = 1000  # records in which a mapped column must occur
+
+
+@functools.lru_cache(maxsize=4096)
+def nearest_field(name: str) -> str | None:
+    """Return the field that a column with another name probably means; None if it resembles none."""
+    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
+    if name in KNOWN or not plain:
+        return None
+    if plain in _MEANT:
+        return _MEANT[plain]
+    return _nearest(plain, RECORD_FIELDS)
+
+
+@functools.lru_cache(maxsize=1024)
+def nearest_message_field(name: str) -> str | None:
+    """Return the field of a message that a field with another name probably means; None if it resembles none."""
+    plain = re.sub(r"[^a-z]", "", name.casefold())
+    if plain in ("thought", "thoughts"):
+        return "reasoning_content"
+    return None if name in MESSAGE_FIELDS else _nearest(plain, sorted(MESSAGE_FIELDS))
+
+
+def _nearest(plain: str, names: Sequence[str]) -> str | None:
+    spelled = {known.replace("_", ""): known for known in names}
+    near = difflib.get_close_matches(plain, spelled, n=1, cutoff=_NEAR)
+    return spelled[near[0]] if near else None
+
+
+def is_foreign_column(name: str, names: FieldNames) -> bool:
+    """Return True if a column that is not a field is read: mapped, of a layout, refused by name, or a near miss."""
+    known = name in (*UNREAD_FIELDS, *LAYOUT_COLUMNS) or name in names.columns.values()
+    return known or nearest_field(name) is not None
+
+
+def unread_parts(record: Mapping[str, Any]) -> set[str]:
+    """Return the names, with their place, of the fields of messages and posts that have a value and are not read."""
+    found: set[str] = set()
+    for name in CONVERSATIONS:
+        for message in _mappings(record.get(name)):
+            found |= {f"field {str(key)!r} of a message" for key in _others(message, MESSAGE_FIELDS)}
+    for post in _mappings(record.get("profile")):
+        if len(post) > len(POST_FIELDS):
+            found |= {f"field {str(key)!r} of a post" for key in _others(post, POST_FIELDS)}
+    return found
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list, or of a list of lists."""
+    for item in value if isinstance(value, list | tuple) else ():
+        if isinstance(item, Mapping):
+            yield item
+        else:
+            yield from _mappings(item)
+
+
+def _others(item: Mapping[str, Any], known: Collection[str]) -> list[Any]:
+    return [key for key, value in item.items() if key not in known and not is_empty(value)]
+
+
+_CONTENTS: Final = frozenset(
+    (*CONVERSATIONS, "labels", "profile", "rubric_aspects", "narrative", *LAYOUT_COLUMNS)
+)
+
+
+def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str) -> None:
+    """Check that a table has a column with contents of a comparison; `wanted` are the columns to read, None for all.
+
+    Raises:
+      DataError: It has none; the message names its columns.
+    """
+    if wanted is None or any(
+        wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
+    ):
+        return
+    raise DataError(
+        f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
+        "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "
+        '"DATA?question=COLUMN&chosen=COLUMN" in Python and configs'
+    )
+
+
+_REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
+
+
+class ForeignMapper:
+    """Renames the mapped columns of one source's records, and warns once about each column that resembles a field."""
+
+    def __init__(self, names: FieldNames, source: object) -> None:
+        self._names, self._source = names, source
+        self._missing = set(names.columns)
+        self._told: set[str] = set()
+        self._records = 0
+
+    def __call__(self, value: Any, *, where: str) -> Any:
+        """Return a record with mapped columns renamed to fields.
+
+        Raises:
+          DataError: A record has both a field and its mapped column, or a mapped column never occurs.
+        """
+        if not isinstance(value, Mapping):
+            return value  # `Comparison.from_row` raises the error
+        for name, column in self._names.columns.items():
+            if column in value:
+                if value.get(name) is not None:
+                    raise DataError(
+                        f"{where}: field {name!r}: given beside {quote(column)}, which is mapped to it"
+                    )
+                self._missing.discard(name)
+                if column != INSTRUCTION or name not in (
+                    "question",
+                    "prompt",
+                ):  # else with the rest of its prompt
+                    value = {
+                        name if key == column else key: item for key, item in value.items() if key != name
+                    }
+        self._records += 1
+        if self._missing and self._records == _PATIENCE:
+            self.finish()
+        value = {**value, "rendered": True} if self._names.rendered else as_record(value, where)
+        for name in PROMPT_COLUMNS:
+            if name not in self._told and not is_empty(value.get(name)):
+                self._told.add(name)
+                about = f"{self._source}: {name!r}: not read; if it belongs to the prompt, {_REMEDY}"
+                warnings.warn(about, PrbWarning, stacklevel=2)
+        if unread := unread_parts(value) - self._told:
+            self._told |= unread
+            names = " and ".join(sorted(unread))
+            about = f"{where}: {names}: not read, so no model sees it, here and in other records"
+            warnings.warn(about, PrbWarning, stacklevel=2)
+        for column in value.keys() - KNOWN - self._told:
+            name = nearest_field(column) if isinstance(column, str) else None
+            if name is None:
+                self._told.add(column)
+            elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
+                self._told.add(column)
+                warnings.warn(
+                    f"{self._source}: {quote(column)} is not a field of a record, so it is not read; to read it as "
+                    f"{name!r}, add '?{name}={column}' to the name of the data (on the command line, --columns "
+                    f"{name}={column})",
+                    PrbWarning,
+                    stacklevel=2,
+                )
+        return value
+
+    def finish(self) -> None:
+        """Raise DataError if a mapped column did not occur in any record."""
+        for name in sorted(self._missing):
+            column = self._names.columns[name]
+            records = f"the first {self._records:,} records" if self._records == _PATIENCE else "any record"
+            raise DataError(
+                f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
+            )
