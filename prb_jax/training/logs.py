@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import json
 import math
 import os
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.errors import RunError, need_extra
+from prb_jax.errors import RunError, need_extra, quote
 from prb_jax.records.options import flat_settings
 from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.records.writing import json_line, whole_file, writing
@@ -149,6 +150,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     file = Path(path)
     rows, last = read_steps(file, what="metrics"), 0
     for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if type(value) not in (int, float):
+                found = quote(str(value)) if isinstance(value, str) else json.dumps(value)
+                raise RunError(f"{file}:{number}: field {name!r}: expected a number, found {found}; {_HINT}")
         if "loss" in row:
             if row["step"] <= last:
                 raise RunError(f"{file}:{number}: a second row of step {row['step']}; {_HINT}")
