@@ -110,15 +110,11 @@ def _within_window(
     near, whole = np.zeros((count, count), bool), np.zeros((count, count), bool)
     for query in range(real):
         low, high = query * block, (query + 1) * block
-        keys = np.flatnonzero(until[:high] > low)  # visible to some query
-        # Trees that begin within the block see no keys before it. The smallest position of the other queries
-        # bounds the distance from below.
-        of_queries = positions[low:high]
-        begins = np.flatnonzero(of_queries == 0)
-        before = of_queries[: begins[0]] if len(begins) else of_queries
-        least = before.min(initial=np.iinfo(np.int32).max)
-        nearest = np.where(keys < low, least, positions[keys])
+        of_queries, keys = positions[low:high], np.flatnonzero(until[:low] > low)
+        # Queries see a key up to its end; the nearest one has the smallest position.
+        nearest = np.minimum.accumulate(of_queries)[np.minimum(until[keys] - low, block) - 1]
         near[query, keys[nearest - positions[keys] < window] // block] = True
+        near[query, query] = True
         whole[query, : query + 1] = (
             (of_queries.max() - positions[:high] < window).reshape(-1, block).all(axis=1)
         )

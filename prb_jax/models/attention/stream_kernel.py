@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one, sequence_parts
-from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
+from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED, with_sinks
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable
 from prb_jax.trees.step_areas import SEEN, TILE, Rectangle, step_areas
@@ -61,6 +61,7 @@ def kernel_attention(
     batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -69,7 +70,7 @@ def kernel_attention(
     Products have factors in q's dtype and float32 sums; the softmax is float32. Padding sees only itself.
 
     Args:
-        q, k, v, window, softcap, mesh: Same as there.
+        q, k, v, window, softcap, sinks, mesh: Same as there.
         batch: Streams with the table of steps for this window.
         interpret: If True, run the kernel's steps by XLA on any machine, for tests.
     """
@@ -81,31 +82,35 @@ def kernel_attention(
     if (parts := table.counts.shape[1]) != sequence_parts(mesh):
         raise ValueError(f"these streams are for queries in {parts} parts, found {sequence_parts(mesh)}")
 
-    def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> jax.Array:
+    def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> Any:
         facts = KernelFacts(jax.tree.map(lambda x: x[0], table), *of_keys)
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
-        return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
+        return [jnp.swapaxes(x, 0, 1) for x in _attend(settings, *by_head, facts)]
 
     of_keys = [jnp.asarray(x)[:, None] for x in (batch.until, batch.positions)]
-    return one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
+    out, log = one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
+    return with_sinks(out, log, sinks)
 
 
 KERNEL = StreamAttention(
     "kernel (Pallas) over packed streams",
     "steps",
+    has_sinks=True,
     refusal=lambda config, *, mesh, **_: kernel_fault(KERNEL, kernel_attention, config, mesh=mesh),
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts) -> jax.Array:
-    """q [heads, N, H], k and v [G, N, H] -> [heads, N, H]."""
+def _attend(
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts
+) -> tuple[jax.Array, jax.Array]:
+    """q [heads, N, H], k and v [G, N, H] -> [heads, N, H], and logarithms of denominators, float32 [heads, N]."""
     return _attend_forward(settings, q, k, v, facts)[0]
 
 
 def _attend_forward(
     settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     heads, tokens, head_dim = q.shape
     out, log = _run(
         _forward,
@@ -120,16 +125,19 @@ def _attend_forward(
     )
     out = out.swapaxes(1, 2)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
-    return out, (q, k, v, facts, out, log)
+    return (out, log[:, 0]), (q, k, v, facts, out, log)
 
 
 def _attend_backward(
-    settings: Settings, kept: tuple[Any, ...], cotangent: jax.Array
+    settings: Settings, kept: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
+    cotangent, by_log = cotangents
     (heads, tokens, head_dim), block = q.shape, settings.block
-    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight.
-    inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, None]
+    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. A logarithm of
+    # the denominator has the weights as its derivatives by scores.
+    inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    inner_product = (inner_product - by_log)[:, None]
     given: dict[str, Any] = {
         "group": heads // len(k),
         "of_queries": [q, cotangent],
