@@ -400,15 +400,6 @@ def test_adapters_of_other_experts_are_refused(tmp_path: Path) -> None:
             load(on, layers, **changed)
 
 
-def test_adapters_of_matrices_beside_experts_are_no_adapters_of_peft() -> None:
-    from prb_jax.training.export import adapter_refusal
-
-    assert "dense_up, shared_down are matrices beside experts" in adapter_refusal(
-        LoraConfig(targets=("q", "dense_up", "shared_down"))
-    )
-    assert adapter_refusal(LoraConfig()) == ""
-
-
 def test_what_experts_cannot_be_is_refused() -> None:
     raw = json.loads(tiny_config(TINY_FAMILIES["qwen3_moe"]).to_json_string(use_diff=False))
     raw |= {"architectures": ["Qwen3MoeForSequenceClassification"]}
