@@ -22,8 +22,9 @@ from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
+from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams, with_equal_splits
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,

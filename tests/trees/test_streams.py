@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.packing import (
     LEAST_SHARED,
     StreamOptions,
@@ -14,7 +15,6 @@ from prb_jax.trees.packing import (
     divide,
     pack_streams,
     sort_trees,
-    with_equal_splits,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK, BlockTable
