@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import AT_A_TIME, ContinuedFn, empty_page, make_continued_fn
+from prb_jax.models.continued import ContinuedFn, empty_page, make_continued_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
@@ -194,10 +194,8 @@ def open_tree_scorer(
             longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, multiple = chosen.tokens, chosen.multiple
-        if prefix_cache:  # a multiple of the layers' step; a stream keeps as many tokens as a full stream has
-            multiple = round_up(multiple, AT_A_TIME)
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
-        kept = lengths[-1] if prefix_cache else 0
+        kept = lengths[-1] if prefix_cache else 0  # as many tokens as a full stream has
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP), kept) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
     else:

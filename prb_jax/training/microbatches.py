@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, mixing_flops, stream_flops
+from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
@@ -101,13 +102,14 @@ class Layout:
             groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
             count, config = batch.tokens.size, self.config
+            reads_only = is_pointwise(config)
             yield Microbatch(
                 batch,
                 groups,
                 packed[0].shape.reads,
                 tokens,
-                flops=stream_flops(batch, config),
-                mixing_flops=mixing_flops(batch, config),
+                flops=stream_flops(batch, config, reads_only=reads_only),
+                mixing_flops=mixing_flops(batch, config, reads_only=reads_only),
                 activations=count * self.memory.kept(self.memory.policy(count)),
             )
 
