@@ -102,6 +102,7 @@ class Table:
     words: int = 1  # number of text columns at the left; figures follow
     note: str = ""
     filtered: bool = False  # whether a page has a field to filter the rows
+    narrow: bool = False  # whether a terminal shows less room between columns
     whole: bool = False  # whether a narrow terminal folds only text columns, and leaves figures on one line
 
     @classmethod
@@ -126,6 +127,8 @@ class Table:
             box=SIMPLE_HEAD,
             show_header=bool(self.heads),
             pad_edge=False,
+            show_edge=not self.narrow,
+            padding=(0, 1, 0, 0) if self.narrow else (0, 1),
         )
         for place, head in enumerate(self.heads):
             table.add_column(text(head), justify="left" if place < self.words else "right", overflow="fold")

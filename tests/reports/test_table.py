@@ -153,7 +153,7 @@ def test_the_quickstart_in_80_columns():
     }
     text = printed(quickstart_table(summary), width=80)
     assert max(map(len, text.splitlines())) <= 80
-    for whole in ("coverage", "shown", "64,000", "ms/pair", "profile-overlap"):
+    for whole in ("served", "0.10", "profile-overlap", "profile in"):
         assert whole in text
     assert text.count("0.250..0.750") == 12
     assert (
@@ -162,4 +162,6 @@ def test_the_quickstart_in_80_columns():
     )
     for line in text.splitlines():  # the interval has a line of its own
         assert not ("0.250" in line and "0.500" in line)
-    assert "profile in context" in text.split("ms/pair")[1]
+    # one table
+    assert sum(set(line) <= {"─", " "} and "─" in line for line in text.splitlines()) == 1
+    assert len(text[text.index("[..]") :].splitlines()) == 3  # lines of notes
