@@ -57,8 +57,10 @@ def signed(value: float | None, bounds: Sequence[float] | None) -> str:
 
 def percent(value: float, bounds: Sequence[float] | None) -> str:
     """Return ``79.5 % [74.9, 83.5]``: a share with its interval, if any, for a sentence."""
-    ends = "" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
-    return f"{100 * value:.1f} %{ends}"
+    shown = [
+        f"{100 * round(number, 3):.1f}" for number in (value, *(bounds or ()))
+    ]  # the digits of `interval`
+    return f"{shown[0]} %" + ("" if bounds is None else f" [{shown[1]}, {shown[2]}]")
 
 
 def gained(value: float, bounds: Sequence[float] | None) -> str:

@@ -1,5 +1,6 @@
 """All tables have one style, and nothing in them is lost in a narrow terminal; what the tables of summaries show."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from prb_jax.commands.quickstart.tables import KEYS, quickstart_table
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.reports.summary import render_summary
-from prb_jax.reports.table import NONE, ResultsTable, facts_table, first_words, interval
+from prb_jax.reports.table import NONE, ResultsTable, facts_table, first_words, interval, percent
 from tests.reports.conftest import printed
 
 
@@ -140,6 +141,13 @@ def test_facts():
     assert "t [x]" in text
     assert "[org]/m" in text
     assert " ".join(text.split()).count("b ") >= 59
+
+
+def test_a_sentence_has_the_digits_of_the_table():
+    for value in (0.3425, 0.0005, 0.7535, 0.0625, 1.0, 0.49949999):
+        shown, bounds = percent(value, (value, value)), interval(value, (value, value))
+        figures = re.findall(r"[\d.]+(?= %|,|\])", shown)
+        assert [f"{float(one) / 100:.3f}" for one in figures] == re.findall(r"\d\.\d{3}", bounds)
 
 
 def test_the_quickstart_in_80_columns():

@@ -152,6 +152,13 @@ def test_missing_columns_list_those_found(tmp_path):
     for source in (*(tmp_path / name for name in (*files, "a.parquet")), [OTHER]):
         with pytest.raises(prb.DataError, match=r"found .*'ask', 'good', 'bad'.*--columns"):
             prb.read_comparisons(source)
+    pairs = {"who": "u", "question": "?", "better": "a", "worse": "b"}
+    (tmp_path / "b.csv").write_text("who,question,better,worse\nu,?,a,b\n")
+    pq.write_table(pa.Table.from_pylist([pairs]), tmp_path / "b.parquet")
+    for source in (tmp_path / "b.csv", tmp_path / "b.parquet", pa.Table.from_pylist([pairs]), [pairs]):
+        with pytest.raises(prb.DataError, match="field 'chosen': missing") as raised:
+            prb.read_comparisons(source)
+        assert {name for name in pairs if repr(name) in str(raised.value)} == set(pairs)
     with pytest.raises(prb.DataError, match="field 'rejected': missing; found 'question', 'chosen', 'worse'"):
         prb.read_comparisons([{"question": "?", "chosen": "a", "worse": "b"}])
     with pytest.raises(prb.DataError, match="field 'question': missing") as raised:
