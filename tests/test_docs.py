@@ -321,3 +321,11 @@ def called_while(
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
     return called, functions
+
+
+def test_the_picture_of_speed_has_the_figures_of_its_page(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from speed_picture import picture  # pyright: ignore[reportMissingImports]
+
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert picture(page) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")

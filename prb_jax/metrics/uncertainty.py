@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, counted, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import (
-    OVER_COMPARISONS,
     Clusters,
     Factor,
     Sample,
@@ -302,9 +301,7 @@ def _t_interval(
 
 def too_few(clusters: int, what: str, *, method: str) -> Interval:
     """Return an empty interval with its reason."""
-    if what == OVER_COMPARISONS and clusters == 1:
-        what = "comparison"
-    reason = f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+    reason = f"{counted(clusters, what.removesuffix('s'))}; an interval needs at least {LEAST_CLUSTERS}"
     return Interval(None, None, reason, method, clusters)
 
 

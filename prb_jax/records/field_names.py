@@ -146,6 +146,10 @@ def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str)
         wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
     ):
         return
+    if len(columns) == 1 and (mark := next((mark for mark in (";", "\t", "|") if mark in columns[0]), None)):
+        raise DataError(
+            f"{where}: the columns are separated by {mark!r}; expected commas between the columns of a .csv"
+        )
     raise DataError(
         f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
         "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "

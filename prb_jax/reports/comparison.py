@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -143,6 +144,11 @@ def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _short(value: str) -> str:
+    """Return a value of a record; a digest is shortened."""
+    return re.sub(r"(sha256:\w{8})\w+", r"\1...", value)
+
+
 def check_comparable(
     a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
 ) -> None:
@@ -155,7 +161,7 @@ def check_comparable(
     ours, theirs = run_a.record["inputs"], run_b.record["inputs"]
     data = [{name: inputs.get(name) for name in ("data", "limit")} for inputs in (ours, theirs)]
     if changed := differences(*data):
-        named = [f"{field}: {old} and {new}" for field, (old, new) in changed.items()]
+        named = [f"{field}: {_short(old)} and {_short(new)}" for field, (old, new) in changed.items()]
         more = len(named) - _DIFFERENCES_SHOWN
         shown = "; ".join(named[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise RunError(

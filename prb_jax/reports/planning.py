@@ -70,6 +70,8 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
     }
     columns = {
         "question": lambda question: named[question.id],
+        "first response": lambda question: first_words(question.responses[0], most=60),
+        "second response": lambda question: first_words(question.responses[1], most=60),
         "information": lambda question: f"{question.information:.4f}",
         "prefers the first": lambda question: f"{question.probability:.2f}",
         "anybody": lambda question: f"{question.of_anybody:.2f}",
@@ -93,4 +95,11 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
         chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
         notes.append(f"PReF's rule asks {named[chosen.id]}: {chosen.information:.4f}")
-    return Table.of("The questions that tell most", questions[:top], columns, note="\n".join(notes))
+    return Table.of(
+        "The questions that tell most",
+        questions[:top],
+        columns,
+        words=3,
+        whole=True,
+        note="\n".join(notes),
+    )

@@ -89,7 +89,7 @@ def served(summary: Mapping[str, Any]) -> str:
         summary[f"coverage{key}"] * testable for key in ("", "_benjamini_hochberg", "_by_chance")
     )
     return (
-        f"for {users:.0f} of the {testable:,} users with enough comparisons to test it is right more "
+        f"for {users:.0f} of the {counted(testable, 'user')} with enough comparisons to test it is right more "
         f"often than by chance ({corrected:.0f} after correction for so many tests; {lucky:.1f} by guessing)"
     )
 
@@ -204,8 +204,8 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
     if summary.get("users_derived"):
         unit = f"{summary['users']:,} users derived from shared posts"
     over = f"{unit} and responses" if summary.get("crossed") else unit
-    users = f" of {summary['users']:,} users" if summary.get("users") else ""
-    yield f"[..] 95 % interval over {over}; {summary['n']:,} comparisons{users}; a tie is not a win"
+    users = f" of {counted(summary['users'], 'user')}" if summary.get("users") else ""
+    yield f"[..] 95 % interval over {over}; {counted(summary['n'], 'comparison')}{users}; a tie is not a win"
     if text := served(summary):
         yield f"users served: {text}"
     remarks = [*_remarks(summary), *_reasons(shown, summary)]

@@ -258,7 +258,8 @@ def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None,
     trained = None if reader is None else reader.trained
     if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return
-    if not any(comparison.profile or comparison.hints for comparison in comparisons.sample(_AT_A_TIME)):
+    first = comparisons.sample(_AT_A_TIME)
+    if first and not any(comparison.profile or comparison.hints for comparison in first):
         warnings.warn(
             f"{reader.name} was trained with {counted(trained.view.profile_posts, 'post')} of each user's profile, and "
             "no comparison has a profile: it is scored without the user that it was made for",

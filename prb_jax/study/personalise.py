@@ -141,6 +141,8 @@ def personalise(
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
     check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
+    people = read_population(inputs.comparisons, blank_features(inputs.comparisons))
+    make_splits(people, by=split, seeds=seeds)  # an error about people comes before hours of features
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,10 +39,10 @@ class View:
     order_claim: OrderClaim = OrderClaim.RECORDED
 
     def __post_init__(self) -> None:
-        if self.profile_posts < 0:
-            raise DataError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
-        if self.max_length is not None and self.max_length < 1:
-            raise DataError(f"max_length: expected at least 1, found {self.max_length}")
+        if not isinstance(self.profile_posts, Integral) or self.profile_posts < 0:
+            raise DataError(f"profile_posts: expected 0 or more, found {quote(self.profile_posts)}")
+        if self.max_length is not None and (not isinstance(self.max_length, Integral) or self.max_length < 1):
+            raise DataError(f"max_length: expected at least 1, found {quote(self.max_length)}")
 
     @property
     def wording(self) -> dict[str, str]:

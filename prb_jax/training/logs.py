@@ -280,12 +280,15 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
         figure.savefig(file, dpi=120, format="png")
 
 
-def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
+def curves_figure(
+    rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6), panel: str | None = None
+) -> Figure:
     """Plot training metrics (with running means) and validation metrics against the step.
 
     Args:
       rows: Lines of `metrics.jsonl`.
       size: Width and height in inches.
+      panel: The only metric to plot; by default all of `panels_of`.
 
     Raises:
       RunError: Matplotlib is not installed.
@@ -297,6 +300,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
         return [row["step"] for row in rows if name in row], [row[name] for row in rows if name in row]
 
     figure, panels = Figure(figsize=size, layout="constrained"), panels_of(rows)
+    explained = next(iter(panels))
+    panels = panels if panel is None else {panel: panels[panel]}
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, title) in zip(axes, panels.items(), strict=True):
         steps, values = series(name)
@@ -311,7 +316,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
         axis.set_xlabel("step")
         axis.set_title(title)
         axis.grid(alpha=0.3)
-    axes[0].legend()
+        if name == explained:
+            axis.legend()
     return figure
 
 

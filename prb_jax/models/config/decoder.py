@@ -37,6 +37,7 @@ from prb_jax.models.config.layer_kinds import (
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
+from prb_jax.platform.paths import told_folder
 from prb_jax.records.reading import read_object
 from prb_jax.text.template import PLACEHOLDERS
 
@@ -194,6 +195,12 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
         )
 
 
+def no_model(folder: str | Path) -> CheckpointError:
+    """Return the error for a folder without a config."""
+    hint = told_folder(Path(folder))
+    return CheckpointError(f"{folder}: expected a model folder, found no config.json in it{hint}")
+
+
 def read_raw_config(folder: str | Path) -> dict[str, Any]:
     """Return the JSON object in ``config.json`` of a model folder, after type checks of the fields that are read
     before the family is known.
@@ -202,8 +209,9 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
       CheckpointError: The file is missing or is not a JSON object, or a field has another type.
     """
     path = Path(folder) / "config.json"
-    hint = "" if path.exists() else "expected a model folder"
-    raw = read_object(path, error=CheckpointError, hint=hint, finite=False)
+    if not path.exists():
+        raise no_model(folder)
+    raw = read_object(path, error=CheckpointError, finite=False)
     fields = FieldReader(raw, str(path))
     fields.architectures()
     if fields.has("model_type"):

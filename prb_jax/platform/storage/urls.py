@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from prb_jax.errors import PrbError, RunError, printable
+from prb_jax.errors import PrbError, RunError, printable, refuse_unknown
 from prb_jax.platform.paths import OUTPUTS, copies, localised, names_url, shown
 from prb_jax.platform.storage.objects import Store
 from prb_jax.platform.storage.staging import Staging, TakenOverError
@@ -148,6 +148,7 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
+            refuse_unknown(name, kwargs, signature.parameters)
             return function(*args, **kwargs)  # raises the fitting TypeError
         with session():
             for parameter, value in given.arguments.items():

@@ -64,7 +64,7 @@ def files_fact(weights: LoadReport) -> dict[str, str]:
     """Return its files, and the tensors in use."""
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     told = {"read otherwise": "\n".join(weights.told)} if weights.told else {}
-    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}", **told}
+    return {"weights": f"{counted(len(weights.files), 'file')}; tensors used: {', '.join(dtypes)}", **told}
 
 
 def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:
@@ -124,7 +124,7 @@ def shape(config: DecoderConfig) -> str:
         if experts.dense:
             mlp += f"; {len(experts.dense)} layers with one mlp of {config.intermediate_size:,}"
     return (
-        f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
+        f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
         f"{config.head_dim}, {mlp} ({config.hidden_activation})"
     )
