@@ -19,6 +19,7 @@ A scored model never sees the private fields. Every value from a file or from Py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -55,6 +56,7 @@ LISTS: Final = (
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")
+_POSTS: Final = re.compile(r"\s*(?:\[\s*\{|\{)\s*\"")  # the beginning of posts as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,9 @@ def read_profile(value: object, where: str) -> tuple[Post, ...]:
         return ()
     if isinstance(value, str):
         listed = from_json(value)
-        value = listed if isinstance(listed, list) else [value] if value.strip() else []
+        if listed is value and _POSTS.match(value):
+            fields.fail(where, "profile", f"begins like JSON, but is not valid JSON: {fields.found(value)}")
+        value = listed if isinstance(listed, list | dict) else [value] if value.strip() else []
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
 
 

@@ -170,8 +170,6 @@ def areal_item(columns: fields.Body) -> ChatItem:
     prompt, completion = columns["prompt"], columns["completions"]
     if isinstance(prompt, str):
         prompt = _first(columns, ("messages", "question", "prompt"))
-    if isinstance(completion, str):
-        completion = without_end_marks(completion)
     return _item(prompt, completion, columns, "completions")
 
 
@@ -182,7 +180,7 @@ def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
 def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatItem:
     """Return the item of a prompt and a completion, each a text or messages.
 
-    The last message of a completion is the response.
+    The last message of a completion is the response. A text loses the end-of-text token that some trainers leave.
 
     Args:
       about: Columns with the user and the profile.
@@ -199,7 +197,7 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
     else:
         messages = fields.messages(listed(prompt), "prompt")
     if isinstance(completion, str):
-        completion = str(completion)  # converts numpy strings too
+        completion = without_end_marks(str(completion))  # `str` converts numpy strings
     else:
         turns = fields.messages(listed(completion), name)
         if turns[-1].role != "assistant":

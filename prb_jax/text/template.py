@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.errors import CheckpointError, quote, short_repr
+from prb_jax.errors import CheckpointError, listed, quote, short_repr
 
 PLAIN = "plain"  # name of the built-in template, for models without one
 
@@ -28,6 +28,8 @@ PLAIN_TEMPLATE = (
     "{% if eos_token is defined and eos_token %}{{ eos_token }}{% endif %}"
 )
 """`User: ...`, a blank line, `Assistant: ...`, between the tokenizer's BOS and EOS."""
+
+_FOR_TOOLS = "tool_use"  # name of the template that transformers takes for conversations with tools
 
 FIXED_DATE = datetime(2024, 7, 26)
 """Date for templates that print one: the default date of the Llama 3.1 template."""
@@ -43,8 +45,13 @@ class Template:
     hash: str  # "sha256:..." of `text`, and of the variables if there are any
     reads_clock: bool  # True if it asks for the current date and gets FIXED_DATE
     variables: tuple[tuple[str, Any], ...] = ()  # further inputs of the template, e.g. enable_thinking
+    tools_text: str | None = None  # Jinja text for conversations with tools, if the tokenizer has another one
 
     __repr__ = short_repr
+
+    def text_for(self, context: Mapping[str, Any]) -> str:
+        """Return the Jinja text for a conversation with these tools, as transformers chooses it."""
+        return self.tools_text if self.tools_text is not None and context.get("tools") else self.text
 
     def with_variables(self, variables: Mapping[str, Any], *, where: str) -> Template:
         """Return the template with values for variables that it reads.
@@ -79,18 +86,22 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
     Raises:
       CheckpointError: There is no template or no such file, or the template's use of the clock cannot be fixed.
     """
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
     if chat_template is None:
         try:
             text = tokenizer.get_chat_template()
         except ValueError as error:
+            found = "has no chat template to use; give one with --chat-template FILE"
+            if named:
+                names = listed(sorted(map(quote, named)))
+                found = f"names its chat templates {names}, and none 'default': choose one with --chat-template NAME"
             raise CheckpointError(
-                f"{where}: the tokenizer has no chat template to use; give one with --chat-template FILE,"
-                f" or ask for the built-in format with --chat-template {PLAIN}"
+                f"{where}: the tokenizer {found}, or ask for the built-in format with --chat-template {PLAIN}"
             ) from error
     elif chat_template == PLAIN:
         text = PLAIN_TEMPLATE
-    elif isinstance(tokenizer.chat_template, dict) and chat_template in tokenizer.chat_template:
-        text = tokenizer.chat_template[chat_template]
+    elif chat_template in named:
+        text = named[chat_template]
     elif "{{" in chat_template or "{%" in chat_template:
         text = chat_template
     else:
@@ -98,7 +109,8 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
             text = Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(
-                f"chat template {chat_template}: cannot be read ({error}); expected {PLAIN!r} or a file"
+                f"chat template {chat_template}: cannot be read ({error}); expected "
+                f"{listed([quote(PLAIN), *sorted(map(quote, named))])} or a file"
             ) from error
     if not isinstance(text, str):
         raise CheckpointError(f"{where}: chat_template: expected a text, found {quote(text)}")
@@ -108,7 +120,13 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
     except UnicodeEncodeError as error:
         lone = f"half of a surrogate pair at character {error.start + 1}"
         raise CheckpointError(f"{where}: chat_template: expected Unicode text, found {lone}") from error
-    return Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
+    template = Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
+    with_tools = named.get(_FOR_TOOLS) if chat_template is None else None
+    if not isinstance(with_tools, str) or with_tools == text:
+        return template
+    tools_text = fix_clock(with_tools, where=where)
+    both = hashlib.sha256(f"{digest} {tools_text}".encode()).hexdigest()
+    return replace(template, tools_text=tools_text, hash=f"sha256:{both}")
 
 
 def fix_clock(text: str, *, where: str) -> str:

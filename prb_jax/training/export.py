@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_MORE_TEMPLATES = "additional_chat_templates"  # transformers' folder of named templates
 _TEMPLATE = "chat_template.jinja"
 
 Write = Callable[[Path], None]  # writes the files of a folder that is renamed into place when complete
@@ -224,6 +225,9 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
     else:
         for name in TOKENIZER_FILES:
             copy_file(source / name, folder / name)
+        for path in sorted((source / _MORE_TEMPLATES).glob("*.jinja")):
+            (folder / _MORE_TEMPLATES).mkdir(exist_ok=True)
+            copy_file(path, folder / _MORE_TEMPLATES / path.name)
     text = tokenizer.template.text
     if tokenizer.template.reads_clock:  # omit the macro that fixes the clock; loading adds it again
         text = text.partition("{% endmacro %}\n")[2]

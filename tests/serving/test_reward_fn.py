@@ -320,7 +320,8 @@ def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> N
                 ("user", "user_id"), ("userId", "user_id"), ("usr_id", "user_id"), ("user_ids", "user_id"),
                 ("history", "profile"), ("profiles", "profile"), ("profil", "profile"), ("Profile", "profile"),
                 ("profile_ordr", "profile_order"), ("persona", "user_id"), ("person_id", "user_id"),
-                ("annotator_id", "user_id"),
+                ("annotator_id", "user_id"), ("worker_id", "user_id"), ("user_name", "user_id"),
+                ("customer_id", "user_id"), ("user_history", "profile"), ("profile_text", "profile"),
             ):  # fmt: skip
                 with pytest.raises(
                     prb.DataError, match=f"field '{name}': unknown; expected '{meant}' for whose"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.behaviour.judges.chat import ByLogits, InWords, load_by_logits
-from prb_jax.behaviour.judges.replies import answer_start, without_thoughts
+from prb_jax.behaviour.judges.replies import answer_start, is_changed, without_thoughts
 from prb_jax.behaviour.judges.scorer import (
     Answer,
     Conversation,
@@ -56,8 +56,21 @@ _DECIMAL: Final = (
     r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # at most two digits after a decimal comma, so 1,000 fails
 )
 _NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
-_SCORE = re.compile(
-    rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?(\s*(?:-|–|to|or)\s*\d)?", re.IGNORECASE
+_SCORE = re.compile(rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})", re.IGNORECASE)
+_ANOTHER: Final = re.compile(  # behind a number: it belongs to another scale, or to several numbers
+    r"\s*(?:[%~+±/]|out of\b|of\s+\d|\d)|\s*,?\s*(?:[-–−]|to|or|and|maybe)\s*(?:\w+\s+)?\d|,\s*\d",
+    re.IGNORECASE,
+)
+_STATED: Final = re.compile(  # before a number in a sentence
+    r"(?:\A|\b(?:an?|is|it|at|as|be|rate|rated|give|gives|gave|assign|say|deserves?|earns?|gets?|with|answer|number|"
+    r"verdict|grade|solid|strong)|[:=])\W*\Z",
+    re.IGNORECASE,
+)
+_GOES_ON: Final = re.compile(
+    r"\s*(?:points?\b|because\b|since\b|[-–—(:;,!]|[.](?!\s*\w)|\W*\Z)", re.IGNORECASE
+)
+_REFUSAL: Final = re.compile(
+    r"\b(?:cannot|unable|refuse|error|failed|no (?:score|rating|number))\b|n['’]t\b|\bnot\b", re.IGNORECASE
 )
 
 
@@ -89,25 +102,31 @@ class Scale:
     def read(self, reply: str) -> float | None:
         """Return the number in a reply; None if it names no number of the scale, or several.
 
-        This is the last number after "score" or "rating", or else the only one. Unclosed thoughts give None.
+        This is the last number after "score" or "rating", or else the only one, if the reply states it. A number of
+        another scale ("7 out of 10", "7 %"), one that the judge takes back, one of several, and unclosed thoughts give
+        None.
         """
         answer = without_thoughts(reply)
         if answer is None:
             return None
-        ends = rf"{self.low}\s*(?:-|–|to)\s*{self.high}"  # "Score (1-9): 7", and "7 (on a scale from 1 to 9)"
-        answer = re.sub(
-            rf"\((?:[a-z ]*\b)?{ends}\)|\b(?:from|scale of|scale)\s+{ends}\b", "", answer, flags=re.IGNORECASE
+        low, high = rf"(?<![\w.]){self.low}\b", rf"\b{self.high}\b"
+        ends = rf"{low}\s*(?:-|–|to)\s*{high}"  # "Score (1-9): 7", and "7 (on a scale from 1 to 9)"
+        echo = (  # the scale, repeated
+            rf"[(\[][^()\[\]\n]*{low}[^()\[\]\n]*{high}[^()\[\]\n]*[)\]]|\(\s*(?:out )?of {high}\s*\)|"
+            rf"(?<!\d)\s*\b(?:out )?of {high}(?=\s*:)|(?:\bon an?\s+)?\b(?:from|scale of|scale(?: from)?)\s+{ends}|"
+            rf"{ends}(?=\s*:)|\\boxed"
         )
-        if scores := _SCORE.findall(answer):
-            number, of, other = scores[-1]
-            if (of and int(of) != self.high) or other:
+        answer = re.sub(echo, "", answer, flags=re.IGNORECASE)
+        answer = re.sub(rf"(?<=\d)\s*(?:/|\b(?:out )?of)\s*{high}(?!\s*/)", "", answer)  # "7/9", "7 out of 9"
+        if scores := list(_SCORE.finditer(answer)):
+            number, after = scores[-1][1], answer[scores[-1].end() :]
+            if _ANOTHER.match(after) or is_changed(after):
                 return None
         else:
-            answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
-            numbers = _NUMBER.findall(answer)
-            if len(numbers) != 1:
+            numbers = list(_NUMBER.finditer(answer))
+            if len(numbers) != 1 or not _is_stated(answer, numbers[0]):
                 return None
-            number = numbers[0]
+            number = numbers[0][0]
         value = float(number.replace(",", "."))
         return value if self.low <= value <= self.high else None
 
@@ -125,6 +144,15 @@ class Scale:
         if not total:
             return None
         return sum(number * mass for number, mass in masses.items()) / total, total
+
+
+def _is_stated(answer: str, number: re.Match[str]) -> bool:
+    """Return whether the only number of a reply is its rating, as opposed to "3 problems" or "error 5"."""
+    before = re.split(r"[\n.!?;]", answer[: number.start()])[-1].strip(" *_`\"'([<{\t")
+    after = answer[number.end() :].partition("\n")[0].lstrip(" *_`\"')]>}\t")
+    if _ANOTHER.match(answer, number.end()) or _REFUSAL.search(answer[: number.start()]):
+        return False
+    return bool(_STATED.search(before)) and bool(_GOES_ON.match(after)) and not is_changed(after)
 
 
 @dataclass(frozen=True)
