@@ -328,7 +328,7 @@ def equal_users(users: Sequence[str | None]) -> np.ndarray:
 def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
     """Return a function that maps a true mean m to the most likely correlation within clusters.
 
-    Cluster c has ``wins[c]`` of ``rows[c]`` rows (fractions are possible), from a beta-binomial distribution with mean m and
+    Cluster c has ``wins[c]`` of ``rows[c]`` rows, or fractions, from a beta-binomial distribution with mean m and
     correlation r: its win rate is drawn from a beta distribution with parameters m (1 - r) / r and (1 - m) (1 - r) / r.
     The correlation is 0 if all clusters have the same rate, and 1 if each cluster wins or loses everything.
     """

@@ -100,13 +100,15 @@ def cell(design, accuracy, responses, effects, *, repeats, seed=0, names=ESTIMAN
         noise = rng.standard_normal((len(user), responses - 1)).min(axis=1)
         return shift[responses] + common + rest * noise
 
-    found = {name: [] for name in names}
+    same = {"user mean"} if "accuracy" in names and not design.skew else set()  # users have as many rows each
+    found = {name: [] for name in names if name not in same}
     for _ in range(repeats):
         one, other = margins(), margins()
-        for name in names:
+        for name, values in found.items():
             value, bounds = _estimate(name, one, other, user, clusters, responses)
-            found[name].append((value, *bounds))
-    return {name: _measured(np.array(values)) for name, values in found.items()}
+            values.append((value, *bounds))
+    measured = {name: _measured(np.array(values)) for name, values in found.items()}
+    return {name: measured["accuracy" if name in same else name] for name in names}
 
 
 def _estimate(name, one, other, user, clusters, responses):
