@@ -185,10 +185,6 @@ class Sample:
         shared = math.fsum(rho * part for rho, part in zip(correlations, self.shared, strict=True))
         return max(self.alone + shared, _LEAST * self.alone)
 
-    def share_between(self, correlations: Sequence[float]) -> float:
-        """Return the share of this variance, 0 to 1, that comes from clusters and not from independent rows."""
-        return min(max(1 - self.alone / self.variance(correlations), 0.0), 1.0)
-
     def degrees(self, correlations: Sequence[float], *, factor: float = 1.0) -> float:
         """Return the degrees of freedom of this variance, between the degrees of its parts.
 
@@ -332,7 +328,7 @@ def equal_users(users: Sequence[str | None]) -> np.ndarray:
 def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
     """Return a function that maps a true mean m to the most likely correlation within clusters.
 
-    Cluster c has ``wins[c]`` of ``rows[c]`` rows (at least one), from a beta-binomial distribution with mean m and
+    Cluster c has ``wins[c]`` of ``rows[c]`` rows, or fractions, from a beta-binomial distribution with mean m and
     correlation r: its win rate is drawn from a beta distribution with parameters m (1 - r) / r and (1 - m) (1 - r) / r.
     The correlation is 0 if all clusters have the same rate, and 1 if each cluster wins or loses everything.
     """
