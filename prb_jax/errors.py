@@ -173,8 +173,9 @@ def _rounded(value: object) -> object:
     """Return a float with six digits, also inside a list or tuple of floats."""
     if type(value) is float:
         return float(f"{value:.6g}")
-    if type(value) in (list, tuple) and value and all(type(one) is float for one in value):
-        return type(value)(map(_rounded, value))
+    if isinstance(value, list | tuple) and value and all(type(one) is float for one in value):
+        rounded = list(map(_rounded, value))
+        return rounded if isinstance(value, list) else tuple(rounded)
     return value
 
 

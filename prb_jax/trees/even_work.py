@@ -63,7 +63,7 @@ class _Problem:
         fit no bin are put into the roomiest one.
         """
         tokens = self.sizes[:, 0]
-        order = np.lexsort((self.starts, -self.pairs / np.maximum(tokens, 1)))
+        order = np.lexsort((np.asarray(self.starts), -self.pairs / np.maximum(tokens, 1)))
         left_pairs, left_tokens = (x[order][::-1].cumsum()[::-1] for x in (self.pairs, tokens))
         place, work = np.zeros(len(order), np.int64), np.zeros(self.bins)
         room = np.tile(self.most, (self.bins, 1))

@@ -161,7 +161,7 @@ def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float
         fetched = float(np.asarray(table.counts)[..., 0].max()) * table.block  # keys, and as many values
         layers = config.layer_mixers.count(ATTENTION)
         return (
-            table.computed_pairs().max() / table.block** 2,
+            table.computed_pairs().max() / table.block**2,
             2.0 * fetched * 2 * heads * config.head_dim * layers,
         )
     assert isinstance(table, BlockTable)
