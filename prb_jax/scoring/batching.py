@@ -267,6 +267,7 @@ def stream_options(
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         taps=config.taps,
+        rope_switch=config.rope_switch,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
     return attention.shaped(options)

@@ -209,6 +209,12 @@ class _Step:
 def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_Step, np.ndarray, np.ndarray]]:
     """Yield every step with the rewards of its tokens, and the rewards along the path to its last token."""
     program, trees = reward_program(model), [step.tree for step in steps]
+    most = max(tree.shape[0] + tree.shape[2] for tree in trees)
+    if program.config.rope_switch is not None and most > program.config.rope_switch:
+        raise DataError(
+            f"{model.name}: conversations of {most} tokens have other rotary angles than their beginnings of at most "
+            f"{program.config.rope_switch}, which are scored too: set a smaller limit of tokens"
+        )
     run, options = _reward_program(program, model.readout), _options(program, trees)
     # Sort by prefix, longest first, so common prefixes are neighbours: a response is one run of tokens, followed by the
     # candidates after its prefixes.

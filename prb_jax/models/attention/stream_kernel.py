@@ -85,7 +85,8 @@ def kernel_attention(
     def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> Any:
         facts = KernelFacts(jax.tree.map(lambda x: x[0], table), *of_keys)
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
-        return [jnp.swapaxes(x, 0, 1) for x in _attend(settings, *by_head, facts)]
+        results: Any = _attend(settings, *by_head, facts)
+        return [jnp.swapaxes(x, 0, 1) for x in results]
 
     of_keys = [jnp.asarray(x)[:, None] for x in (batch.until, batch.positions)]
     out, log = one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
