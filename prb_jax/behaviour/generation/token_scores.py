@@ -209,12 +209,6 @@ class _Step:
 def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_Step, np.ndarray, np.ndarray]]:
     """Yield every step with the rewards of its tokens, and the rewards along the path to its last token."""
     program, trees = reward_program(model), [step.tree for step in steps]
-    most = max(tree.shape[0] + tree.shape[2] for tree in trees)
-    if program.config.rope_switch is not None and most > program.config.rope_switch:
-        raise DataError(
-            f"{model.name}: conversations of {most} tokens have other rotary angles than their beginnings of at most "
-            f"{program.config.rope_switch}, which are scored too: set a smaller limit of tokens"
-        )
     run, options = _reward_program(program, model.readout), _options(program, trees)
     # Sort by prefix, longest first, so common prefixes are neighbours: a response is one run of tokens, followed by the
     # candidates after its prefixes.
@@ -259,12 +253,15 @@ def reward_trees(
     """
     assert isinstance(model.tokenizer, ChatTokenizer)
     view, trees = model.reader.view(ViewOptions()), []
+    limit = model.reader.limit(view)
+    if (most := model.decoder.rope_switch) is not None:  # keys in a cache keep the angles of a shorter text
+        limit = min(limit, most)
     for comparison, responses in zip(comparisons, ids, strict=True):
         (prompt,) = comparison_prompts(
             [comparison],
             model.tokenizer,
             profile_posts=view.profile_posts,
-            limit=model.reader.limit(view) - (max(map(len, responses)) if room is None else room),
+            limit=limit - (max(map(len, responses)) if room is None else room),
             order_claim=view.order_claim,
         )
         trees.append(_tree(prompt.ids, responses))
