@@ -30,14 +30,13 @@ from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode
 from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.seams import get
-from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
     StreamShape,
     pack_streams,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
