@@ -57,6 +57,8 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
         return f"they are kept on a single CPU device; this mesh has {mesh.size} of {platform}"
     if not is_pointwise(config):
         return "the head reads other tokens than the one of the score"
+    if config.rope_switch is not None:
+        return "keys of longer conversations have other rotary angles"
     if config.recurrence is not None:
         return "recurrent layers have a state in place of keys and values of each token"
     return None

@@ -30,14 +30,13 @@ from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode
 from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.seams import get
-from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
     StreamShape,
     pack_streams,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
@@ -267,6 +266,7 @@ def stream_options(
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         taps=config.taps,
+        rope_switch=config.rope_switch,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
     return attention.shaped(options)

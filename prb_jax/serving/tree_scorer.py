@@ -22,7 +22,6 @@ from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
-from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
@@ -32,7 +31,7 @@ from prb_jax.trees.sequences import (
     SequenceOptions,
     make_sequence_batch,
 )
-from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
 from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, Tree, build_tree

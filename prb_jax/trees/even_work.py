@@ -47,7 +47,7 @@ class _Problem:
     def __init__(
         self, units: Sequence[Unit], bins: int, shape: StreamShape, pairs: Callable[[Unit], float]
     ) -> None:
-        self.bins, self.starts = bins, [unit.start for unit in units]
+        self.bins, self.starts = bins, np.asarray([unit.start for unit in units])
         self.most = np.asarray([shape.tokens, shape.reads, shape.kept], np.int64)
         self.sizes = np.asarray([(unit.tokens, unit.reads, unit.kept) for unit in units], np.int64)
         self.pairs = np.asarray([pairs(unit) for unit in units])

@@ -98,8 +98,7 @@ def step_table(
         fine, seen = meeting_blocks(*stream, block=TILE, window=window)
         fine |= np.eye(len(fine), dtype=bool)  # padding sees itself
         meeting, seen = (x.reshape(blocks, tiles, blocks, tiles).swapaxes(1, 2) for x in (fine, seen))
-        some = np.asarray(meeting.any(axis=(2, 3)))
-        every = np.asarray(seen.all(axis=(2, 3)))
+        some, every = np.asarray(meeting.any(axis=(2, 3))), np.asarray(seen.all(axis=(2, 3)))
         for part, numbers in enumerate(order):
             meets = some[numbers]
             for steps, outer in ((by_query[row, part], 0), (by_key[row, part], 1)):

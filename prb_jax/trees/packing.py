@@ -53,6 +53,9 @@ class StreamOptions:
     parts: int = 1  # parts into which the mesh axis `sequence` splits the queries of a stream
     window: int | None = None  # window of the model's sliding layers, if any
     taps: int | None = None  # taps of the causal convolutions of the model's recurrent layers, if any
+    rope_switch: int | None = None
+    """Conversations of more tokens than this have other rotary angles and share no prefix with shorter ones (LongRoPE);
+    None if all have the same."""
     kernel: bool = (
         False  # True for an attention kernel with step tables: see :mod:`prb_jax.trees.kernel_tables`
     )
@@ -204,20 +207,29 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
       kept: Number of first tokens of each tree with cached keys and values; 0 if not given.
     """
     order = list(range(len(trees)))
+    groups = [len(tree.groups(options.rope_switch)) for tree in trees]
+    # 0 for conversations of the usual rotary angles, 1 for longer ones, 2 for both.
+    kinds = [
+        2 if count > 1 else int(_is_long(tree, options)) for tree, count in zip(trees, groups, strict=True)
+    ]
     if options.share:
         # Big-endian bytes sort in the order of the ids.
         keys = [tree.prefix.astype(">i4").tobytes() for tree in trees]
-        order.sort(key=keys.__getitem__)
+        order.sort(key=lambda index: (kinds[index], keys[index]))
     shared = np.zeros(len(order), np.int64)
     for place in range(1, len(order) if options.share else 0):
-        before, prefix = trees[order[place - 1]].prefix, trees[order[place]].prefix
+        one, other = order[place - 1], order[place]
+        if kinds[one] != kinds[other] or kinds[one] == 2:
+            continue
+        before, prefix = trees[one].prefix, trees[other].prefix
         run = common_run([before, prefix])
         # Equal prefixes are always shared, so equal conversations have bitwise equal scores.
         shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
 
-    def tokens_of(tree: Tree) -> int:
+    def tokens_of(index: int) -> int:
+        tree = trees[index]
         distinct = {response.tobytes() for response in tree.responses}
-        return len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
+        return groups[index] * len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
 
     repeated: list[tuple[int, int, int]] = []
     known: dict[bytes, int] = {}  # number of each response to the prefix
@@ -233,13 +245,18 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
     several = np.bincount(rows[1], minlength=1)[rows[1]] > 1
     return SortedTrees(
         order=np.asarray(order, np.int64),
-        tokens=np.asarray([tokens_of(trees[index]) for index in order], np.int64),
+        tokens=np.asarray([tokens_of(index) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         pairs=np.asarray([token_pairs(trees[index]) for index in order], np.int64),
         shared=shared,
         kept=np.asarray([kept[index] for index in order] if kept else np.zeros(len(order)), np.int64),
         repeated=rows[:, several],
     )
+
+
+def _is_long(tree: Tree, options: StreamOptions) -> bool:
+    tokens = len(tree.prefix) + sum(map(len, tree.responses[:1]))
+    return options.rope_switch is not None and tokens > options.rope_switch
 
 
 def token_pairs(tree: Tree) -> int:

@@ -148,6 +148,7 @@ def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(change
     ).eval()
     expected = np.concatenate(rm.score(pairs))
     np.testing.assert_allclose(transformers_scores(theirs, ids), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(prb.load(folder).score(pairs)), expected, atol=1e-5)
     whole = AutoModelForSequenceClassification.from_pretrained(run.model).eval()
     np.testing.assert_allclose(transformers_scores(whole, ids), expected, atol=1e-5)
 

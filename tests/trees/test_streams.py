@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prb_jax.trees.equal_splits import with_equal_splits
 from prb_jax.trees.packing import (
     LEAST_SHARED,
     StreamOptions,
@@ -16,7 +15,7 @@ from prb_jax.trees.packing import (
     pack_streams,
     sort_trees,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree

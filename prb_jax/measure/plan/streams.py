@@ -150,7 +150,7 @@ def _vain_pairs(batch: StreamBatch, config: DecoderConfig, mesh: Mesh) -> float 
     if not isinstance(table, StepTable) or (config.sliding_window and all(config.layer_windows)):
         return None
     computed = table.computed_pairs()
-    return 1.0 - seen_pairs(batch) / (computed.max() * computed.size)
+    return 1.0 - seen_pairs(batch) / (float(computed.max()) * computed.size)
 
 
 def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float, float]:
@@ -160,9 +160,7 @@ def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float
     if isinstance(table, StepTable):
         fetched = float(np.asarray(table.counts)[..., 0].max()) * table.block  # keys, and as many values
         layers = config.layer_mixers.count(ATTENTION)
-        return (
-            table.computed_pairs().max() / table.block**2,
-            2.0 * fetched * 2 * heads * config.head_dim * layers,
-        )
+        steps = float(table.computed_pairs().max()) / table.block**2
+        return steps, 2.0 * fetched * 2 * heads * config.head_dim * layers
     assert isinstance(table, BlockTable)
     return steps_of_rounds(np.asarray(table.counts), heads, parts=mesh.shape["sequence"]), 0.0

@@ -155,6 +155,13 @@ class DecoderConfig:
         return counts
 
     @property
+    def rope_switch(self) -> int | None:
+        """Tokens up to which conversations have the usual rotary angles; longer ones have others from their first
+        token on. None if all have the same."""
+        lengths = [rope.original_max_position_embeddings for rope in self.rope if rope and rope.long_factor]
+        return min(lengths) if lengths and min(lengths) < self.max_position_embeddings else None
+
+    @property
     def taps(self) -> int | None:
         """Tokens that the convolution of recurrent layers sees; None without such layers."""
         return None if self.recurrence is None else self.recurrence.taps
@@ -305,7 +312,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         sinks=family.sinks,
         experts=parse_experts(fields, family.experts, absent, layers=layers),
         fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
-        max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
+        max_position_embeddings=longest,
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=absent["tie_word_embeddings"]),

@@ -159,6 +159,8 @@ def rope(config: DecoderConfig) -> str:
         )
         if rope.rotary_dim != config.head_dim:
             text += f", {rope.rotary_dim} of {config.head_dim} channels"
+        if rope.long_factor and config.rope_switch is not None:
+            text += f", other factors for conversations of more than {config.rope_switch:,} tokens"
         if rope.query_growth:
             text += f", queries grow every {rope.original_max_position_embeddings:,} tokens"
         return text
