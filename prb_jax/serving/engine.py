@@ -256,7 +256,8 @@ class Engine:
             self._held_until = asked_by
             if in_flight >= self.lanes or time.monotonic() < self._held_until:
                 return None
-        if len(planned) == 1 and self.lanes > 1:
+        # Without a cache, small batches are padded to one of a few shapes.
+        if len(planned) == 1 and self.lanes > 1 and self._scorer.cache is not None:
             trees = {place: pool[place].made.tree for place in places}
             shared = take_share(
                 planned[0].members,

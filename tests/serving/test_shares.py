@@ -56,7 +56,7 @@ def test_common_beginnings_and_cached_tokens_are_counted_once_and_stay_together(
 def engine_of(
     model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch, *, lanes: int
 ) -> tuple[Engine, list[int]]:
-    """An engine without a cache, and the number of trees of each batch that it starts."""
+    """An engine, and the number of trees of each batch that it starts."""
     started, start = list[int](), Engine._start
 
     def counted(self: Engine, planned: Any, trees: list[Any]) -> None:
@@ -65,7 +65,7 @@ def engine_of(
 
     monkeypatch.setattr(engine_module, "lanes", lambda mesh: lanes)
     monkeypatch.setattr(Engine, "_start", counted)
-    scorer = open_tree_scorer(model, ViewOptions(), batch_tokens=1024)
+    scorer = open_tree_scorer(model, ViewOptions(), batch_tokens=1024, prefix_cache=10**7)
     scorer.compile()
     return Engine(scorer, most=100, count=lambda tokens: None), started
 
