@@ -9,8 +9,8 @@ import pytest
 
 from prb_jax.behaviour.judges.formats import read_brackets, read_judgement, read_scores
 from prb_jax.behaviour.judges.paper import paper_list, paper_number, paper_verdict
-from prb_jax.behaviour.judges.ratings import Scale
 from prb_jax.behaviour.judges.replies import read_verdict, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from tests.json_lines import read_lines
 
 THOUGHTS = {
