@@ -313,7 +313,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model_type": "phi", "architectures": None, "hidden_size": None},
-        "'phi'. The nearest known family is 'phi3', which cannot read it: field 'hidden_size' is missing",
+        "'phi'. The nearest known family is 'phi3', which cannot read it: field 'hidden_size': expected an",
     ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
