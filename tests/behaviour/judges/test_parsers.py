@@ -68,6 +68,7 @@ READ = {
         "Verdict: A\nThe better one is B.": None, "Verdict: A (0.3) vs B (0.7)": None, "No verdict. A": None,
         "Verdict: A\nEdit: B": None, "Verdict: A, because B is better only in length": "A",
         "Verdict: A. Although B is better, it is long.": "A", "Verdict: 'B'": "B", "The form is 'Verdict: A'.": None,
+        "Verdict: B\nFinal note: a kind answer.": "B", "Verdict: B\n\nReasons: A is better structured, but long.": "B",
         "Verdict: I'd go with A over B": "A", "<|START_RESPONSE|>B<|END_RESPONSE|>": "B",
         "<answer>B</answer>": "B", "```\nB\n```": "B", "<verdict>A</verdict>": "A",
     },
