@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields as checks
-from prb_jax.records.comparison import Message, read_profile
+from prb_jax.records.comparison import Message, parsed_profile, read_profile
 from prb_jax.records.conversation import split_response
 from prb_jax.records.message import CONTEXT_FIELDS, from_json
 from prb_jax.records.template_marks import template_mark, without_end_marks
@@ -44,7 +44,7 @@ def batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
 
 def verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
     extra = fields.Body(checks.mapping(extra_info, WHERE, "extra_info"), where=f"{WHERE}: extra_info")
-    prompt, profile = _first(extra, _QUESTION_KEYS), from_json(extra.get("profile"))
+    prompt, profile = _first(extra, _QUESTION_KEYS), parsed_profile(extra.get("profile"), WHERE)
     if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
     if isinstance(profile, str) and isinstance(prompt, str):  # the format of the paper's training data

@@ -49,10 +49,6 @@ class Template:
 
     __repr__ = short_repr
 
-    def text_for(self, context: Mapping[str, Any]) -> str:
-        """Return the Jinja text for a conversation with these tools, as transformers chooses it."""
-        return self.tools_text if self.tools_text is not None and context.get("tools") else self.text
-
     def with_variables(self, variables: Mapping[str, Any], *, where: str) -> Template:
         """Return the template with values for variables that it reads.
 

@@ -145,7 +145,7 @@ class ChatTokenizer(TokenizerIds):
         arguments = {f"chat_template_kwargs.{name}" for name in context.get("chat_template_kwargs", ())}
         tools = {"tools"} & context.keys()
         for name in sorted(said | arguments | tools):
-            if name.rpartition(".")[2] not in _words_of(self.template.text_for(context)):
+            if name.rpartition(".")[2] not in _words_of(self._template_text(context)):
                 raise DataError(
                     f"it does not read {name!r}, so a score would be of a conversation without it"
                 )
@@ -201,7 +201,14 @@ class ChatTokenizer(TokenizerIds):
         given = {**self._special_tokens, "tools": context.get("tools"), "documents": None}
         given |= {"add_generation_prompt": generation_prompt, **dict(self.template.variables)}
         given |= context.get("chat_template_kwargs", {})
-        return compile_template(self.template.text_for(context))(messages=spoken, **given)
+        return compile_template(self._template_text(context))(messages=spoken, **given)
+
+    def _template_text(self, context: Mapping[str, Any]) -> str:
+        """Return the template for a conversation with these tools, as transformers chooses it."""
+        template = self.template
+        return (
+            template.tools_text if template.tools_text is not None and context.get("tools") else template.text
+        )
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, int32, without adding special tokens and without truncation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,8 +100,8 @@ def test_named_templates_are_chosen_as_in_transformers(tmp_path: Path, form: str
     folder = tiny.write_tokenizer(tmp_path / "tokenizer", template=None if form == "list" else tiny.CHAT)
     named = {"default": tiny.CHAT, "tool_use": with_tools, "other": "{{ messages[0].content }}"}
     path = folder / "tokenizer_config.json"
+    entries = [{"name": name, "template": text} for name, text in named.items()]
     if form == "list":
-        entries = [{"name": name, "template": text} for name, text in named.items()]
         path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": entries}))
     else:
         (folder / "additional_chat_templates").mkdir()
@@ -109,6 +110,7 @@ def test_named_templates_are_chosen_as_in_transformers(tmp_path: Path, form: str
     chat, reference = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     turns = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Green."}]
     tools = [{"type": "function", "function": {"name": "kettle"}}]
+    more: dict[str, Any]
     for more in ({}, {"tools": tools}):
         comparison = prb.Comparison(id="1", responses=[turns], **more)
         conversation = [*comparison.prompt, Message("assistant", comparison.responses[0])]

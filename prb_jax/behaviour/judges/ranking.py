@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
 from prb_jax.behaviour.judges.chat import InWords
-from prb_jax.behaviour.judges.ratings import RatingTemplate, Scale, read_template
+from prb_jax.behaviour.judges.ratings import RatingTemplate, read_template
 from prb_jax.behaviour.judges.replies import is_changed, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.behaviour.judges.scorer import (
     Answer,
     Conversation,

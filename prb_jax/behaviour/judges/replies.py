@@ -91,12 +91,12 @@ _DENIED: Final = re.compile(
 )
 """Words before "verdict" that say there is none."""
 _CONTRARY: Final = (
-    r"^\W*(?:(?:answer|response|option|assistant)\s+)?{letter}\W*$|"  # a line with only the other letter
-    r"\b(?:vs\.?|versus)\s+{letter}\b|"
+    r"^\W*(?:(?:answer|response|option|assistant)\s+)?(?-i:{letter})\W*$|"  # a line with only the other letter
+    r"\b(?:vs\.?|versus)\s+(?-i:{letter})\b|"
     r"^\W*(?:edit|update|corrected|correction|final|revised|better|best|winner)\b[^.\n]{{0,40}}?(?:\bis|:)\s*"
-    r"(?:(?:the|answer|response|option|assistant)\s+)*{letter}\b|"
+    r"(?:(?:the|answer|response|option|assistant)\s+)*(?-i:{letter})\b|"
     r"\b(?:better|best|preferred|stronger|superior)\s+(?:one|answer|response|option|choice)\s+is\s+"
-    r"(?:(?:answer|response|option|assistant)\s+)?{letter}\b"
+    r"(?:(?:answer|response|option|assistant)\s+)?(?-i:{letter})\b"
 )
 _CORRECTED: Final = re.compile(
     r"^\W*(?:edit|update|corrected|correction|revised)\b[^\n]{0,40}\d", re.IGNORECASE | re.MULTILINE
@@ -179,7 +179,7 @@ def is_withdrawn(letter: str, line: str, after: str) -> bool:
     other = "B" if letter == "A" else "A"
     if any(re.search(_CONTRARY.format(letter=other), text, re.I | re.M) for text in (after, line)):
         return True
-    wins = re.compile(rf"(?<!\w){other}{_BETTER.pattern}\s*(?=[.!,;:)\n]|\Z)", re.IGNORECASE)
+    wins = re.compile(rf"(?<!\w)(?-i:{other}){_BETTER.pattern}\s*(?=[.!,;:)\n]|\Z)", re.IGNORECASE)
     reason = "".join(_REASON.split(line, maxsplit=1)[1:])
     return any(
         not _CONCEDED.search(text[: found.start()])

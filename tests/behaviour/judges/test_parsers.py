@@ -9,8 +9,8 @@ import pytest
 
 from prb_jax.behaviour.judges.formats import read_brackets, read_judgement, read_scores
 from prb_jax.behaviour.judges.paper import paper_list, paper_number, paper_verdict
-from prb_jax.behaviour.judges.ratings import Scale
 from prb_jax.behaviour.judges.replies import read_verdict, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from tests.json_lines import read_lines
 
 THOUGHTS = {
@@ -68,6 +68,7 @@ READ = {
         "Verdict: A\nThe better one is B.": None, "Verdict: A (0.3) vs B (0.7)": None, "No verdict. A": None,
         "Verdict: A\nEdit: B": None, "Verdict: A, because B is better only in length": "A",
         "Verdict: A. Although B is better, it is long.": "A", "Verdict: 'B'": "B", "The form is 'Verdict: A'.": None,
+        "Verdict: B\nFinal note: a kind answer.": "B", "Verdict: B\n\nReasons: A is better structured, but long.": "B",
         "Verdict: I'd go with A over B": "A", "<|START_RESPONSE|>B<|END_RESPONSE|>": "B",
         "<answer>B</answer>": "B", "```\nB\n```": "B", "<verdict>A</verdict>": "A",
     },

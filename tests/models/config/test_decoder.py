@@ -317,6 +317,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         r"'qwen3_moe_plus' \(Qwen3MoePlusForCausalLM\)\. The nearest known family is 'qwen3_moe', which does not read "
         r"num_expert_groups\. Supported",
     ),
+    (
+        {"model_type": "phi", "architectures": None, "hidden_size": None},
+        "'phi'. The nearest known family is 'phi3', which cannot read it: field 'hidden_size': expected an",
+    ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
