@@ -336,15 +336,22 @@ def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], flo
 
     counted = [np.unique(values, return_counts=True) for values in (wins, rows - wins, rows)]
 
+    def rising(place: int, start: np.ndarray) -> np.ndarray:
+        # the sum of logarithms of start (start + 1) ... (start + value - 1)
+        values, counts = counted[place]
+        return (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+
+    def scale_of(correlation: np.ndarray) -> np.ndarray:
+        some = np.where(correlation > 0, correlation, 0.5)
+        return (1 - some) / some
+
+    coarse_rows = rising(2, scale_of(_COARSE))  # the same for each mean
+
     def likelihood(mean: float, correlation: np.ndarray) -> np.ndarray:
         # at 0 the beta distribution is a point: use the logarithm of a plain binomial
-        some = np.where(correlation > 0, correlation, 0.5)
-        scale = (1 - some) / some
-        starts = (mean * scale, (1 - mean) * scale, scale)
-        total = np.zeros_like(correlation)
-        for (values, counts), start, sign in zip(counted, starts, (1, 1, -1), strict=True):
-            # the logarithm of start (start + 1) ... (start + value - 1)
-            total += sign * (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+        scale = scale_of(correlation)
+        of_rows = coarse_rows if correlation is _COARSE else rising(2, scale)
+        total = rising(0, mean * scale) + rising(1, (1 - mean) * scale) - of_rows
         plain = wins.sum() * np.log(mean) + (rows - wins).sum() * np.log1p(-mean)
         return np.where(correlation > 0, total, plain)
 

@@ -116,9 +116,9 @@ def _share_interval(
 
 def _variance_ratio(values: np.ndarray) -> float:
     """Return the variance of values [n] from 0 to 1, relative to values 0 and 1 with the same mean; 1 for these."""
-    mean = math.fsum(values) / len(values)
-    if np.isin(values, (0, 1)).all():
+    if ((values == 0) | (values == 1)).all():
         return 1.0
+    mean = math.fsum(values) / len(values)
     return math.fsum((values - mean) ** 2) / len(values) / (mean * (1 - mean))
 
 
@@ -160,6 +160,7 @@ def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level:
     likely = fit_correlation(wins, size)
     correlation = likely((wins.sum() + 0.5) / (size.sum() + 1))
     for _ in range(_ROUNDS):
+        before = correlation
         weights = 1 / (1 + (size - 1) * correlation)
         rows = float(weights @ size)
         mean = float(weights @ wins) / rows
@@ -167,6 +168,8 @@ def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level:
             degrees = _BETWEEN * factor.degrees(correlation)
             mean = wilson_ends(mean, _TOWARDS**2 / rows, degrees, level=level)[int(end)]
         correlation = likely(min(max(mean, 1e-9), 1 - 1e-9))
+        if correlation == before:  # every further round finds it, too
+            break
     return min(correlation / ratio, 1.0)
 
 

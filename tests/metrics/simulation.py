@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, crossed_keys
 from prb_jax.metrics.coverage import coverage as share_served
-from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.paired import LEVEL, holm
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,
@@ -210,14 +209,14 @@ def coverage(users, pairs, mean, spread, *, repeats, seed=0, per_user=False):
     return hits / repeats
 
 
-def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50, spread=0.5, seed=0):
-    """How often `prb compare` tells some pair of equally good runs apart.
+def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50, spread=0.5, seed=2):
+    """How often the test of `prb compare`, adjusted by Holm's method, tells some pair of equally good runs apart.
 
     Each run has its own effect for each user, and for each of ``crossed`` sets of responses, normal on a probit scale.
     With ``texts`` each row is a pair of two of so many texts, and each run has an effect for each text. Rows are
     ``rows`` for each user, or log-normal numbers with this mean.
     """
-    rng = np.random.default_rng([seed, runs, int(unequal), crossed, texts])
+    rng = np.random.default_rng([seed, int(unequal), texts, crossed])
     often = 0
     for _ in range(repeats):
         counts = np.full(users, rows)
@@ -226,23 +225,23 @@ def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50,
         user = np.repeat(np.arange(users), counts)
         item = rng.integers(crossed, size=len(user)) if crossed else None
         pairs = rng.random((len(user), texts)).argsort(axis=1)[:, :2] if texts else None
-        scored = {}
-        for run in range(runs):
+        won = []
+        for _ in range(runs):
             effect = spread * rng.standard_normal(users)[user]
             if item is not None:
                 effect = effect + spread * rng.standard_normal(crossed)[item]
             if pairs is not None:
                 effect = effect + np.subtract(*(spread * rng.standard_normal(texts))[pairs.T])
-            won = rng.standard_normal(len(user)) + effect + 0.5 > 0
-            scored[f"run {run}"] = [
-                ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
-                for place, (name, win) in enumerate(zip(user, won))
-            ]
+            won.append(rng.standard_normal(len(user)) + effect + 0.5 > 0)
         responses = None if item is None else tuple((str(one),) for one in item)
         if pairs is not None:
             responses = crossed_keys([tuple(map(str, pair)) for pair in pairs])
-        compared = compare_rows(scored, clusters=Clusters(tuple(f"u{one}" for one in user), responses))
-        often += any(run["rank_group"] > 1 for run in compared["runs"])
+        clusters = Clusters(tuple(map(str, user)), responses)
+        p_values = []
+        for one, other in itertools.combinations(won, 2):
+            gains = one.astype(int) - other
+            p_values.append(difference_interval(gains, clusters).p_value(gains.mean()))
+        often += bool((holm(p_values) <= LEVEL).any())
     return often / repeats
 
 
@@ -250,8 +249,8 @@ SHARED = ({}, {"crossed": 40}, {"texts": 40})
 """What several users judge: nothing, sets of responses, pairs of texts that are in other pairs, too."""
 
 
-RUNS = {2: 1, 5: 4, 10: 10}
-"""Numbers of runs, and by how much the repeats are divided: comparing more runs takes longer."""
+RUNS = {2: 3, 5: 0.3, 10: 0.1}
+"""Numbers of runs, and their repeats as multiples: comparing more runs takes longer."""
 
 
 def ranks_cells() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -265,7 +264,11 @@ def _ranks_key(runs: int, shared: Mapping[str, int], unequal: bool) -> str:
 
 
 def _told_apart(runs: int, unequal: bool, shared: Mapping[str, int], *, repeats: int) -> float:
-    return told_apart(runs, unequal=unequal, repeats=max(repeats // RUNS[runs], 1), **shared)
+    return told_apart(runs, unequal=unequal, repeats=_often(runs, repeats), **shared)
+
+
+def _often(runs: int, repeats: int) -> int:
+    return max(round(repeats * RUNS[runs]), 1)
 
 
 def ranks_table(found: Mapping[str, Any], repeats: int) -> Iterator[str]:
@@ -273,10 +276,10 @@ def ranks_table(found: Mapping[str, Any], repeats: int) -> Iterator[str]:
     designs = ("30 users of 50 rows", "40 sets of responses", "40 texts")
     yield f"| runs | repeats, standard error | {' | '.join(f'{design} | unequal' for design in designs)} |"
     yield "|---|---|---|---|---|---|---|---|"
-    for runs, divisor in RUNS.items():
+    for runs in RUNS:
         keys = [_ranks_key(runs, shared, unequal) for shared in SHARED for unequal in (False, True)]
         shares = " | ".join(f"{found[key]:.3f}" if key in found else "" for key in keys)
-        often = max(repeats // divisor, 1)
+        often = _often(runs, repeats)
         yield f"| {runs} | {often:,}, {math.sqrt(0.05 * 0.95 / often):.3f} | {shares} |"
 
 
