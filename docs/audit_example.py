@@ -26,7 +26,9 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     audit = open_folder(folder, data=pairs, per_item=3)
     with closing(audit.open_database(write=True)) as database:
-        session = Session(database, audit.inputs, lease=1e9, secret=b"example", clock=lambda: float(next(clock)))
+        session = Session(
+            database, audit.inputs, lease=1e9, secret=b"example", clock=lambda: float(next(clock))
+        )
         for name in PEOPLE:
             session.join(name)
         waiting = list(PEOPLE)
