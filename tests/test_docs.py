@@ -329,3 +329,12 @@ def test_the_picture_of_speed_has_the_figures_of_its_page(monkeypatch):
 
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert picture(page) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
+
+
+def test_the_page_of_judges_shows_the_question_of_a_judge():
+    from prb_jax.behaviour.judges.pairs import pair_messages
+
+    hour = (ROOT / "docs" / "tutorials" / "first_hour.md").read_text(encoding="utf-8")
+    pair = prb.Comparison(**json.loads(next(line for line in hour.splitlines() if line.startswith("{"))))
+    asked = pair_messages(pair, 0, profile_posts=10, reason=False)[0].content
+    assert f"```text\n{asked}\n```" in (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")
