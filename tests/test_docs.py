@@ -35,7 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
-ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
+ONCE_A_PROCESS = {
+    f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")
+}  # their results are kept
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
