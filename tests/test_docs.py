@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
-ONCE_A_PROCESS = {
+# their results are kept in a process
+ONCE_A_PROCESS = {f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")}
     f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")
 }  # their results are kept
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
