@@ -37,8 +37,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
 # their results are kept in a process
 ONCE_A_PROCESS = {f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")}
-    f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")
-}  # their results are kept
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
