@@ -188,7 +188,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     monkeypatch.setattr("prb_jax.commands.quickstart.command.Recipe", lambda: TINY)
     assert cli.main(["quickstart", "--out", str(result.out)]) == 0
     shown = capsys.readouterr().out
-    named = ("profile-overlap", "unseen", "wording", "best, user known", "summary.json", "report.md")
+    named = ("profile-overlap", "unseen", "wording", "best, user", "known", "summary.json", "report.md")
     for text in (*named, f"page: {result.page}", f"prb evaluate {result.out}/persona --data"):
         assert text in shown
     figures = result.summary["models"]["persona"]

@@ -98,7 +98,7 @@ def is_path(name: str) -> bool:
     return name.startswith("runs/") or next(records, None) is not None
 
 
-def told_folder(folder: Path) -> str:
+def folder_hint(folder: Path) -> str:
     """Return the end of a message about an unexpected folder: its kind of run, and the models and runs directly below
     it."""
     parts = []

@@ -69,9 +69,12 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         for one, word in zip(questions, words, strict=True)
     }
     columns = {
-        "question": lambda question: named[question.id],
-        "first response": lambda question: first_words(question.responses[0], most=60),
-        "second response": lambda question: first_words(question.responses[1], most=60),
+        "question": lambda question: "\n".join(
+            (
+                named[question.id],
+                *(f"{k}: {first_words(text, most=60)}" for k, text in enumerate(question.responses, 1)),
+            )
+        ),
         "information": lambda question: f"{question.information:.4f}",
         "prefers the first": lambda question: f"{question.probability:.2f}",
         "anybody": lambda question: f"{question.of_anybody:.2f}",
@@ -99,7 +102,7 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         "The questions that tell most",
         questions[:top],
         columns,
-        words=3,
         whole=True,
+        narrow=True,
         note="\n".join(notes),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
-from prb_jax.errors import RunError
+from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import Together
 from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.readouts.load_options import LoadOptions
@@ -170,6 +170,8 @@ def load(
 
 
 def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
+    if not isinstance(model, str | Path):
+        raise CheckpointError(f"model: expected a folder or a hub id, found {quote(model)}")
     if not isinstance(options.tokenizer, str | Path | None):
         raise RunError(
             f"tokenizer: expected a folder or hub id beside the name of a model, found "

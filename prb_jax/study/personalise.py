@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,7 +226,8 @@ def people_of_study(
 
 
 def _check_shots(shots: Sequence[int]) -> None:
-    if not shots or min(shots) < 0 or len(set(shots)) < len(shots):
+    whole = all(isinstance(shot, Integral) for shot in shots)
+    if not shots or not whole or min(shots) < 0 or len(set(shots)) < len(shots):
         raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shots))}")
 
 

@@ -1,6 +1,7 @@
 """First calls of a Python user: exchanged arguments, names, types and cut texts are told; objects are short."""
 
 import inspect
+import io
 import json
 import re
 import warnings
@@ -87,6 +88,18 @@ def test_values_of_another_type_are_one_error(rm):
         ),
         (lambda: rm.score(ROWS, profile_posts="all"), prb.DataError, "expected 0 or more, found 'all'"),
         (lambda: rm.score(ROWS, max_length="long"), prb.DataError, "expected at least 1, found 'long'"),
+        (
+            lambda: prb.evaluate(rm, ROWS, limit="5"),
+            prb.DataError,
+            "positive number of comparisons, found '5'",
+        ),
+        (lambda: prb.evaluate(rm, ROWS, out=5), prb.RunError, "out: expected a path, found 5"),
+        (lambda: prb.evaluate(rm, io.StringIO("x")), prb.DataError, "an open file; give its name"),
+        (
+            lambda: prb.personalise(ROWS, backbone="x", out="y", shots="0,a"),
+            prb.RunError,
+            "numbers of 0 or more",
+        ),
     ):
         with pytest.raises(error, match=said):
             call()  # pyright: ignore[reportArgumentType]

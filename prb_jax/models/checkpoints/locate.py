@@ -75,8 +75,6 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _folder(name: str | Path, revision: str | None) -> ModelFolder:
-    if not isinstance(name, str | Path):
-        raise CheckpointError(f"model: expected a folder or a hub id, found {quote(name)}")
     path = Path(localised(name)).expanduser()
     if path.is_dir():
         if revision is not None:

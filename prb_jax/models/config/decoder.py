@@ -37,7 +37,7 @@ from prb_jax.models.config.layer_kinds import (
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
-from prb_jax.platform.paths import told_folder
+from prb_jax.platform.paths import folder_hint
 from prb_jax.records.reading import read_object
 from prb_jax.text.template import PLACEHOLDERS
 
@@ -204,7 +204,7 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
 
 def no_model(folder: str | Path) -> CheckpointError:
     """Return the error for a folder without a config."""
-    hint = told_folder(Path(folder))
+    hint = folder_hint(Path(folder))
     return CheckpointError(f"{folder}: expected a model folder, found no config.json in it{hint}")
 
 
