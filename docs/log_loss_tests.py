@@ -30,7 +30,7 @@ def largest_p(cell: str) -> float | None:
 
 def tested(lines: list[str]) -> list[str]:
     """Return the lines of a page, where tables with log-losses have the column."""
-    result, section, head = list[str](), "", list[str]()
+    result, section, head, more = list[str](), "", list[str](), ""
     for line in lines:
         section = line.strip("# ").lower() if line.startswith("#") else section
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
