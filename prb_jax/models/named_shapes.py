@@ -83,7 +83,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 4096,
         },
     },
-    "mixtral-8x7b": _EVERY | {
+    "mixtral-47b-a13b": _EVERY | {
         "architectures": ["MixtralForSequenceClassification"], "model_type": "mixtral", "vocab_size": 32_000,
         "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2,

@@ -538,3 +538,39 @@ class TestLargeModels:
         options: Any = {"mesh": "fsdp=16", "train": True, "tuning": "lora", "batch": 16, "remat": "full"}
         # The weights move in the forward pass, and once more for the backward pass and what it computes again.
         assert 1.8 < large("qwen3-8b", below=5.0, **options)[1] / self.weights < 2.2
+
+    @pytest.mark.parametrize(
+        ("below", "seconds", "options"),
+        [(2.1, 0.76, {}), (10.8, 2.3, {"train": True, "tuning": "lora", "remat": "full"})],
+        ids=["score", "LoRA"],
+    )
+    def test_8b_with_the_lengths_of_people(self, below: float, seconds: float, options: dict[str, Any]):
+        """64 pairs on 16 chips: a sixth of the pairs in attention is in vain, waiting for the last chip included."""
+        people: Any = {"prefix": 1900, "response_length": 130, "spread": 0.45, "batch": 64, "mesh": "fsdp=16"}
+        planned, _ = large("qwen3-8b", below=below, **people, **options)
+        assert planned.vain_pairs is not None
+        assert planned.vain_pairs < 0.17
+        assert planned.estimated_seconds is not None
+        assert planned.estimated_seconds < seconds
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("model", ["qwen3-110m-a40m", "qwen3.5-40m"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"quantize": "int8"}, {"train": True, "remat": "full"},
+        {"train": True, "tuning": "lora", "remat": "full"},
+    ],
+    ids=["score", "int8", "train", "LoRA"],
+)  # fmt: skip
+def test_mixtures_and_recurrent_layers_on_every_generation(
+    model: str, topology: str, options: dict[str, Any]
+) -> None:
+    """Of v5p and v6e, whose programs have work for another core of the chip, too."""
+    shape: Any = {"mesh": "fsdp=4", "batch": 4, "prefix": 896, "response_length": 64}
+    planned, moved = large(model, below=1.0, topology=topology, **shape, **options)
+    assert moved > 1e7
+    assert planned.seconds_by.keys() == {"matrix products", "memory", "links"}
