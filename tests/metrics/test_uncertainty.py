@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import betabinom, sem
 from scipy.stats import t as student
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, counted
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, fit_correlation
 from prb_jax.metrics.uncertainty import (
@@ -88,10 +88,12 @@ def test_the_mean_over_users_weighs_users_equally():
 def test_too_few_clusters_give_the_reason():
     for users in range(1, 7):
         interval = clustered_interval(np.ones(users, np.int64), np.full(users, 2))
-        assert interval.reason == (f"{users} users; an interval needs at least 6" if users < 6 else None)
+        assert interval.reason == (
+            f"{counted(users, 'user')}; an interval needs at least 6" if users < 6 else None
+        )
         assert (interval.bounds is None) == (users < 6)
     one_user = Clusters(("u",) * 50)
-    assert accuracy_interval(np.ones(50, bool), one_user).reason == "1 users; an interval needs at least 6"
+    assert accuracy_interval(np.ones(50, bool), one_user).reason == "1 user; an interval needs at least 6"
     alone = accuracy_interval(np.ones(3, bool), Clusters((None,) * 3))
     assert alone.reason == "3 comparisons; an interval needs at least 6"
 

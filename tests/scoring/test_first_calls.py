@@ -106,6 +106,13 @@ def test_values_of_another_type_are_one_error(rm):
     assert rm.score(ROWS, profile_posts=np.int64(0))[0].shape == (2,)
 
 
+def test_people_are_checked_before_features_are_computed(model, tmp_path):
+    rows = [{key: value for key, value in row.items() if key != "user_id"} for row in ROWS]
+    with pytest.raises(prb.DataError, match="no comparison names a user"):
+        prb.personalise(rows, backbone=str(model), out=tmp_path / "study", progress=False)
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_folder_that_is_no_model_is_told_by_its_contents(model, tmp_path):
     prb.evaluate("baseline:length", ROWS, out=tmp_path / "runs" / "first", progress=False)
     (tmp_path / "models").mkdir()
