@@ -156,7 +156,10 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                     raise RunError(f"out: expected a path, found {quote(value)}")
                 if (name, parameter) in _NAMES:
                     continue
-                if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
+                if (
+                    isinstance(value, dict)
+                    and signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD
+                ):
                     named = {key: localised(one, output=key in OUTPUTS) for key, one in value.items()}
                     given.arguments[parameter] = named
                 else:
