@@ -69,9 +69,9 @@ docs: install-docs
 	$(RUN) -m mkdocs build --quiet
 	@echo "written to build/docs/index.html"
 
-# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; 15 minutes.
+# The tables of docs/statistics.md: what share of the intervals holds the true value, and how wide they are; an hour of one core.
 intervals: install-test
-	$(RUN) -m tests.metrics.simulation --repeats 300
+	$(RUN) -m tests.metrics.simulation
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,33 +1,32 @@
-"""The first screen of a report as a picture: its sentence and its forest plot, as SVG that follows dark and light.
+"""The first screen of a page of `prb report` as a picture: its sentence and its drawing, as SVG for dark and light.
 
-python docs/report_picture.py runs/quickstart/scores/persona docs/report.svg
+prb report runs/quickstart/scores/persona --out page.html && python docs/report_picture.py page.html docs/report.svg
 """
 
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
+from html import escape, unescape
 from importlib.resources import files
 from pathlib import Path
 
-from markupsafe import escape
-
-from prb_jax.reports.evaluation import evaluation_chapter, model_name
-from prb_jax.reports.page import Drawing, visible
-from prb_jax.reports.pairs import Texts
-from prb_jax.runs.finished import read_finished
-
-WIDTH, MARGIN, LINE, LETTERS = 720, 20, 28, 68
+WIDTH, MARGIN, LINE, LETTERS = 720, 20, 28, 64
 
 
-def picture(folder: Path) -> str:
-    """Return the SVG of a run of `prb evaluate`."""
-    run = read_finished(folder)
-    name = model_name(run.record)
-    chapter = evaluation_chapter(run, Texts({}, "not needed"), name="run", title=name, room=0)
-    drawing = next(block for block in chapter.opening if isinstance(block, Drawing))
-    lines = textwrap.wrap(visible(chapter.answer), LETTERS)
-    inner = int(re.findall(r'style="height:(\d+)px"', drawing.svg)[0])
+def picture(page: str) -> str:
+    """Return the SVG of the first answer and the first drawing of a page."""
+    answer = re.findall(r'<p class="answer">(.*?)</p>', page, re.DOTALL)[0]
+    drawing = re.findall(r'<div class="drawing">(.*?)</div>', page, re.DOTALL)[0]
+    return framed(unescape(answer), re.findall(r"<svg.*?</svg>", drawing, re.DOTALL))
+
+
+def framed(answer: str, drawings: Sequence[str]) -> str:
+    """Return an SVG file of drawings in one row below their sentence, with the colours of a page."""
+    lines = textwrap.wrap(answer, LETTERS)
     top = MARGIN + LINE * len(lines) + 16
+    width = (WIDTH - 2 * MARGIN) // len(drawings)
+    parts = [_placed(svg, MARGIN + width * k, top, width) for k, svg in enumerate(drawings)]
     style = files("prb_jax.reports").joinpath("page.css").read_text("utf-8")
     colours = style[: style.index("* {")]
     rules = "".join(f"{a}{{{b}}}" for a, b in re.findall(r"([^{}]*\.forest[^{}]*)\{([^{}]*)\}", style))
@@ -36,13 +35,24 @@ def picture(folder: Path) -> str:
         for k, line in enumerate(lines)
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top + inner + MARGIN}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'width="{WIDTH}" height="{top + max(height for _, height in parts) + MARGIN}">'
         f"<style>{colours}{rules}text {{ font-family: system-ui, sans-serif; fill: var(--ink); }} "
         ".answer { font-size: 20px; }</style>"
         f'<rect width="100%" height="100%" fill="var(--paper)"/>{sentence}'
-        f'<svg x="{MARGIN}" y="{top}" width="{WIDTH - 2 * MARGIN}" height="{inner}">{drawing.svg}</svg></svg>\n'
+        f"{''.join(svg for svg, _ in parts)}</svg>\n"
     )
 
 
+def _placed(svg: str, left: int, top: int, width: int) -> tuple[str, int]:
+    """Return a drawing at its place, and its height: a forest plot has a fixed height, others a shape."""
+    if fixed := re.search(r'style="height:(\d+)px"', svg):
+        return f'<svg x="{left}" y="{top}" width="{width}" height="{fixed[1]}">{svg}</svg>', int(fixed[1])
+    shape = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
+    height = round(width * float(shape[1]) / float(shape[0]))
+    svg = re.sub(r' style="max-width[^"]*"', "", svg, count=1)
+    return f'<svg x="{left}" y="{top}" width="{width}" height="{height}">{svg}</svg>', height
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(picture(Path(sys.argv[1])), encoding="utf-8")
+    Path(sys.argv[2]).write_text(picture(Path(sys.argv[1]).read_text("utf-8")), encoding="utf-8")

@@ -7,7 +7,7 @@ keeps its traceback. :func:`quote` shortens values of any size, also in the repr
 import dataclasses
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 QUOTED = 200  # maximum characters of a value in a message
@@ -80,6 +80,18 @@ def quote(value: object, *, limit: int = QUOTED) -> str:
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
 
 
+def refuse_unknown(name: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for the first keyword of a call that the function ``name`` does not have, with the nearest."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    for word in given:
+        if word not in names:
+            near = get_close_matches(word, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{name}() got an unexpected keyword argument {word!r}{hint}")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, and the next if the first ends with a colon.
 
@@ -111,9 +123,19 @@ def short_repr(self: object) -> str:
         if field.repr and not _is_left_out(field, getattr(self, field.name))
     }
     limit = max(40, min(QUOTED, REPR_LENGTH // max(len(fields), 1) - 15))
-    shown = [f"{name}={quote(value, limit=limit)}" for name, value in fields.items()]
+    shown = [f"{name}={quote(_rounded(value), limit=limit)}" for name, value in fields.items()]
     text = f"{type(self).__name__}({', '.join(shown)})"
     return text if len(text) <= REPR_LENGTH else f"{text[: REPR_LENGTH - 4]}...)"
+
+
+def _rounded(value: object) -> object:
+    """Return a float with six digits, also inside a list or tuple of floats."""
+    if type(value) is float:
+        return float(f"{value:.6g}")
+    if isinstance(value, list | tuple) and value and all(type(one) is float for one in value):
+        rounded = list(map(_rounded, value))
+        return rounded if isinstance(value, list) else tuple(rounded)
+    return value
 
 
 def _is_left_out(field: dataclasses.Field[Any], value: object) -> bool:

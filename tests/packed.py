@@ -24,10 +24,11 @@ def packed_batch(
     *,
     window: int | None = None,
     taps: int | None = None,
+    rope_switch: int | None = None,
     options: StreamOptions | None = None,
 ) -> StreamBatch:
     """One batch of all the trees, which says where the rewards of each one are."""
-    options = options or StreamOptions(tokens=1024, window=window, taps=taps)
+    options = options or StreamOptions(tokens=1024, window=window, taps=taps, rope_switch=rope_switch)
     packed = pack_together(trees, options)
     return replace(make_stream_batch(trees, packed, options), places=places_of_trees(trees, packed))
 

@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"`(prb_jax/\S+\.py)`")
-ONCE_A_PROCESS = {"prb_jax/models/model.py", "prb_jax/models/parameter.py"}  # what they give is kept
+# their results are kept in a process
+ONCE_A_PROCESS = {f"prb_jax/models/{name}.py" for name in ("model", "parameter", "config/families")}
 FUNCTIONS = re.compile(r"`(prb_jax/\S+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)")  # in brackets behind their file
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
@@ -321,3 +322,20 @@ def called_while(
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
     return called, functions
+
+
+def test_the_picture_of_speed_has_the_figures_of_its_page(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from speed_picture import picture  # pyright: ignore[reportMissingImports]
+
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert picture(page) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
+
+
+def test_the_page_of_judges_shows_the_question_of_a_judge():
+    from prb_jax.behaviour.judges.pairs import pair_messages
+
+    hour = (ROOT / "docs" / "tutorials" / "first_hour.md").read_text(encoding="utf-8")
+    pair = prb.Comparison(**json.loads(next(line for line in hour.splitlines() if line.startswith("{"))))
+    asked = pair_messages(pair, 0, profile_posts=10, reason=False)[0].content
+    assert f"```text\n{asked}\n```" in (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")

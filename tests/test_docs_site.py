@@ -55,6 +55,18 @@ QUESTIONS = {
     "ties": "glossary/",
     "rank group": "glossary/",
     "popularity": "glossary/",
+    "blind": "glossary/",
+    "csv columns": "formats/",
+    "best of n": "best_of_n/",
+    "llm as a judge": "judging/",
+    "serve over http": "serving/",
+    "multiple gpus": "scale/",
+    "ppo": "ppo/",
+    "resume a killed run": "command_line/",
+    "peft adapter": "adapters/",
+    "few shot": "personalise/",
+    "install on gpu": "install/",
+    "prism": "people/",
 }
 """What people type, and the page that answers: the first or second that the search of the site finds."""
 

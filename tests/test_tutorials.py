@@ -52,6 +52,13 @@ def test_every_tutorial_has_its_place():
     assert {*TUTORIALS} == there - {ROOT / "docs" / "tutorials" / "index.md"}
 
 
+def test_the_first_page_shows_the_table_of_the_first_hour():
+    printed = next(block.text for block in blocks(TUTORIALS[0]) if block.language == "text")
+    table = next(block.text for block in blocks(ROOT / "README.md") if block.language == "text")
+    assert printed.startswith(table)
+    assert len(printed.removeprefix(table).splitlines()) == 3  # the places of the results
+
+
 def test_outputs_are_compared_without_numbers_but_with_words():
     printed = "model  accuracy\n─────────\nblind  0.513 [0.48..0.54]\nseen   1,200\n"
     assert has_shape(printed, "model accuracy\nblind 0.4 [0.3..0.5]\nseen 7\n")

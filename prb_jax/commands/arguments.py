@@ -248,11 +248,21 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             verb: Parser = getattr(options, "parser", self)
-            hint = _hint(unknown[0].partition("=")[0], verb._option_string_actions)
-            verb.error(
-                f"unrecognized arguments: {' '.join(unknown)}{hint if unknown[0].startswith('-') else ''}"
-            )
+            verb.error(f"unrecognized arguments: {' '.join(unknown)}{verb._hint_to(unknown[0])}")
         return options
+
+    def _hint_to(self, word: str) -> str:
+        """Return the end of an error about an unknown word: its remedy, if one is likely."""
+        positional = self._get_positional_actions()
+        if not word.startswith("-"):
+            shown = " ".join(str(action.metavar or action.dest) for action in positional)
+            return f"; expected {shown and f'only {shown} and '}flags"
+        name = word.partition("=")[0]
+        if near := _hint(name, self._option_string_actions):
+            return near
+        if any(action.dest == "overrides" for action in positional):
+            return f"; a key of the config is written KEY=VALUE: {name.lstrip('-')}=VALUE"
+        return ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(value, list):
@@ -264,6 +274,8 @@ class Parser(argparse.ArgumentParser):
         known, hint = ", ".join(map(str, action.choices)), _hint(str(value), map(str, action.choices))
         if isinstance(action, argparse._SubParsersAction):
             few = len(action.choices) <= _FEW_VERBS
+            if f"--{value}" in self._option_string_actions:
+                hint = f"; did you mean --{value}?"
             self.error(f"unknown verb {value!r}{hint or (f'; expected one of {known}' if few else '')}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
 
@@ -299,8 +311,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hint(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    names = {name.lstrip("-"): name for name in reversed(list(known))}
+    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:

@@ -185,10 +185,6 @@ class Sample:
         shared = math.fsum(rho * part for rho, part in zip(correlations, self.shared, strict=True))
         return max(self.alone + shared, _LEAST * self.alone)
 
-    def share_between(self, correlations: Sequence[float]) -> float:
-        """Return the share of this variance, 0 to 1, that comes from clusters and not from independent rows."""
-        return min(max(1 - self.alone / self.variance(correlations), 0.0), 1.0)
-
     def degrees(self, correlations: Sequence[float], *, factor: float = 1.0) -> float:
         """Return the degrees of freedom of this variance, between the degrees of its parts.
 
@@ -332,7 +328,7 @@ def equal_users(users: Sequence[str | None]) -> np.ndarray:
 def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
     """Return a function that maps a true mean m to the most likely correlation within clusters.
 
-    Cluster c has ``wins[c]`` of ``rows[c]`` rows (at least one), from a beta-binomial distribution with mean m and
+    Cluster c has ``wins[c]`` of ``rows[c]`` rows, or fractions, from a beta-binomial distribution with mean m and
     correlation r: its win rate is drawn from a beta distribution with parameters m (1 - r) / r and (1 - m) (1 - r) / r.
     The correlation is 0 if all clusters have the same rate, and 1 if each cluster wins or loses everything.
     """
@@ -340,15 +336,22 @@ def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], flo
 
     counted = [np.unique(values, return_counts=True) for values in (wins, rows - wins, rows)]
 
+    def rising(place: int, start: np.ndarray) -> np.ndarray:
+        # the sum of logarithms of start (start + 1) ... (start + value - 1)
+        values, counts = counted[place]
+        return (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+
+    def scale_of(correlation: np.ndarray) -> np.ndarray:
+        some = np.where(correlation > 0, correlation, 0.5)
+        return (1 - some) / some
+
+    coarse_rows = rising(2, scale_of(_COARSE))  # the same for each mean
+
     def likelihood(mean: float, correlation: np.ndarray) -> np.ndarray:
         # at 0 the beta distribution is a point: use the logarithm of a plain binomial
-        some = np.where(correlation > 0, correlation, 0.5)
-        scale = (1 - some) / some
-        starts = (mean * scale, (1 - mean) * scale, scale)
-        total = np.zeros_like(correlation)
-        for (values, counts), start, sign in zip(counted, starts, (1, 1, -1), strict=True):
-            # the logarithm of start (start + 1) ... (start + value - 1)
-            total += sign * (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+        scale = scale_of(correlation)
+        of_rows = coarse_rows if correlation is _COARSE else rising(2, scale)
+        total = rising(0, mean * scale) + rising(1, (1 - mean) * scale) - of_rows
         plain = wins.sum() * np.log(mean) + (rows - wins).sum() * np.log1p(-mean)
         return np.where(correlation > 0, total, plain)
 

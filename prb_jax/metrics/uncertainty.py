@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, counted, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import (
-    OVER_COMPARISONS,
     Clusters,
     Factor,
     Sample,
@@ -36,6 +35,8 @@ _TOWARDS: Final = 0.6  # share of the way from a factor's mean to the end of its
 _ROUNDS: Final = 4  # iterations of an end and the correlation there
 _FURTHER_ROWS: Final = 2  # rows with a difference, one each way, added to the variance of differences
 CROSSED: Final = "users or sets of responses"
+_LEAST_RATIO: Final = 1e-3  # for numerical stability
+_LEAST_DEGREES: Final = 4.0  # degrees of freedom that the skew of losses leaves
 _BETWEEN: Final = 1.5  # multiplier of the degrees of freedom between clusters in a score test
 
 
@@ -54,7 +55,6 @@ class Interval:
     clusters: int
     standard_error: float | None = None
     degrees: float | None = None
-    share_between: float = 0.0  # share of the variance of the mean that comes from clusters
 
     @property
     def bounds(self) -> list[float] | None:
@@ -89,19 +89,37 @@ def accuracy_interval(
 
     ``what`` is the plural name of the clusters in the reason for too few of them.
     """
+    return _share_interval(wins, clusters, per_user=per_user, level=level, what=what)
+
+
+def _share_interval(
+    grades: np.ndarray, clusters: Clusters, *, per_user: bool, level: float, what: str = ""
+) -> Interval:
+    """Return the score interval of the mean of grades [n] from 0 to 1; see `accuracy_interval`, `grade_interval`."""
     weights = equal_users(clusters.users) if per_user else None
-    sample = sample_of(np.asarray(wins, np.float64), clusters, weights=weights)
+    sample = sample_of(np.asarray(grades, np.float64), clusters, weights=weights)
     method, over = (SCORE, clusters.over) if clusters.responses is None else (TWO_WAY, CROSSED)
     if sample.clusters < LEAST_CLUSTERS:
         return too_few(sample.clusters, what or over, method=method)
-    won = int(sample.values.sum())
-    estimate = sample.mean if 0 < won < len(sample.values) else float(won > 0)
+    total, ratio = math.fsum(sample.values), _variance_ratio(sample.values)
+    if not ratio:
+        return Interval(sample.mean, sample.mean, None, method, sample.clusters)
+    estimate = sample.mean if 0 < total < len(sample.values) else float(total > 0)
     ends = []
     for side, end in enumerate((0.0, 1.0)):
         correlations = share_correlations(sample, end=end, level=level)
         degrees = sample.degrees(correlations, factor=_BETWEEN)
-        ends.append(wilson_ends(estimate, sample.variance(correlations), degrees, level=level)[side])
+        variance = ratio * sample.variance(correlations)
+        ends.append(wilson_ends(estimate, variance, degrees, level=level)[side])
     return Interval(ends[0], ends[1], None, method, sample.clusters)
+
+
+def _variance_ratio(values: np.ndarray) -> float:
+    """Return the variance of values [n] from 0 to 1, relative to values 0 and 1 with the same mean; 1 for these."""
+    if ((values == 0) | (values == 1)).all():
+        return 1.0
+    mean = math.fsum(values) / len(values)
+    return math.fsum((values - mean) ** 2) / len(values) / (mean * (1 - mean))
 
 
 def wilson_ends(
@@ -116,7 +134,7 @@ def wilson_ends(
 
 
 def share_correlations(sample: Sample, *, end: float | None = None, level: float = 0.95) -> list[float]:
-    """Return the correlation within the clusters of each factor of a sample of 0 and 1.
+    """Return the correlation within the clusters of each factor of a sample of values from 0 to 1.
 
     It is computed at the observed mean, or at the end of an interval towards 0 or 1. The mean is the most precise mean
     of the factor's clusters: a few large clusters may shift the share of all rows far, but not the mean of the other
@@ -133,19 +151,26 @@ def share_correlations(sample: Sample, *, end: float | None = None, level: float
 
 
 def _correlation_at(sample: Sample, factor: Factor, *, end: float | None, level: float) -> float:
-    """Return the correlation of one factor; alternates between the end of the interval and its correlation."""
-    wins = np.rint(factor.sums(sample.values)).astype(np.int64)
-    likely = fit_correlation(wins, factor.size)
-    correlation = likely((wins.sum() + 0.5) / (factor.size.sum() + 1))
+    """Return the correlation of one factor; alternates between the end of the interval and its correlation.
+
+    A row whose variance is r times that of 0 and 1 counts as 1 / r of them.
+    """
+    ratio = max(_variance_ratio(sample.values), _LEAST_RATIO)
+    wins, size = factor.sums(sample.values) / ratio, factor.size / ratio
+    likely = fit_correlation(wins, size)
+    correlation = likely((wins.sum() + 0.5) / (size.sum() + 1))
     for _ in range(_ROUNDS):
-        weights = 1 / (1 + (factor.size - 1) * correlation)
-        rows = float(weights @ factor.size)
+        before = correlation
+        weights = 1 / (1 + (size - 1) * correlation)
+        rows = float(weights @ size)
         mean = float(weights @ wins) / rows
         if end is not None:
             degrees = _BETWEEN * factor.degrees(correlation)
             mean = wilson_ends(mean, _TOWARDS**2 / rows, degrees, level=level)[int(end)]
         correlation = likely(min(max(mean, 1e-9), 1 - 1e-9))
-    return correlation
+        if correlation == before:  # every further round finds it, too
+            break
+    return min(correlation / ratio, 1.0)
 
 
 def grade_interval(
@@ -153,25 +178,13 @@ def grade_interval(
 ) -> Interval:
     """Return the interval of the mean of grades [n], or of the mean over users of their means.
 
-    It is the interval of an accuracy if all grades are 0 or 1. If they are between 0 and 1, e.g. half credit for ties,
-    it is Wilson's interval with the variance of `mean_interval`, which stays within [0, 1]; else the t interval.
-    Near 0 and 1 the distribution of clusters is skewed, and their variance has fewer degrees of freedom, like that of
-    `loss_interval`. Variance within clusters follows from the mean, so only the share between clusters counts.
+    Grades between 0 and 1, e.g. half credit for ties, have the interval of an accuracy: the variance of a row is r m
+    (1 - m), with the observed r, and a row tells as much of its cluster as 1 / r verdicts. Others have a t interval.
     """
-    if np.isin(grades, (0, 1)).all():
-        return accuracy_interval(grades > 0, clusters, per_user=per_user, level=level)
-    weights = equal_users(clusters.users) if per_user else None
-    interval = _t_interval(grades, clusters, weights=weights, method=MEAN, level=level)
-    if interval.standard_error is None or interval.degrees is None or min(grades) < 0 or max(grades) > 1:
-        return interval
-    mean = float(np.average(grades, weights=weights))
-    if not 0 < mean < 1:
-        return interval
-    spread = mean * (1 - mean)
-    skewed = interval.share_between * interval.standard_error * (1 - 2 * mean) / spread
-    degrees = _fewer_degrees(interval.degrees, skewed)
-    low, high = wilson_ends(mean, interval.standard_error**2 / spread, degrees, level=level)
-    return replace(interval, low=low, high=high, degrees=degrees)
+    if min(grades) < 0 or max(grades) > 1:
+        weights = equal_users(clusters.users) if per_user else None
+        return _t_interval(grades, clusters, weights=weights, method=MEAN, level=level)
+    return _share_interval(grades, clusters, per_user=per_user, level=level)
 
 
 def loss_interval(losses: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
@@ -180,21 +193,16 @@ def loss_interval(losses: np.ndarray, clusters: Clusters, *, level: float = 0.95
     A t interval of the logarithm of the mean: losses are skewed, and the standard error of their mean grows with the
     mean. Degrees of freedom are those of clusters whose means have a gamma distribution. Given the mean of G of them,
     the logarithm of their variance has the variance 2 (1 / G + cv^2), where cv is the relative standard error of the
-    mean: twice the inverse degrees.
+    mean: twice the inverse degrees. Skew leaves at least four degrees, because fewer give absurd ends.
     """
     interval = _t_interval(losses, clusters, method=LOSS, level=level)
     mean = float(np.mean(losses))
     if interval.standard_error is None or interval.degrees is None or mean <= 0 or min(losses) < 0:
         return interval
     relative = interval.standard_error / mean
-    degrees = _fewer_degrees(interval.degrees, relative)
+    degrees = max(1 / (1 / interval.degrees + relative**2), min(interval.degrees, _LEAST_DEGREES))
     half = _quantile(degrees, level) * relative
     return replace(interval, low=mean * math.exp(-half), high=mean * math.exp(half), degrees=degrees)
-
-
-def _fewer_degrees(degrees: float, skewed: float) -> float:
-    """Return the degrees of freedom of the variance of skewed values, with a relative standard error of their mean."""
-    return 1 / (1 / degrees + skewed**2)
 
 
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
@@ -296,15 +304,12 @@ def _t_interval(
     low, high = estimate - half, estimate + half
     if paired:
         low, high = max(low, -1.0), min(high, 1.0)
-    between = sample.share_between(correlations)
-    return Interval(low, high, None, method, sample.clusters, error, degrees, between)
+    return Interval(low, high, None, method, sample.clusters, error, degrees)
 
 
 def too_few(clusters: int, what: str, *, method: str) -> Interval:
     """Return an empty interval with its reason."""
-    if what == OVER_COMPARISONS and clusters == 1:
-        what = "comparison"
-    reason = f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+    reason = f"{counted(clusters, what.removesuffix('s'))}; an interval needs at least {LEAST_CLUSTERS}"
     return Interval(None, None, reason, method, clusters)
 
 

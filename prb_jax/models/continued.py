@@ -34,11 +34,9 @@ from prb_jax.platform.sharding import constrainer
 from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
 from prb_jax.trees.stream_tables import BLOCK
 
-AT_A_TIME = 2 * BLOCK
-"""Tokens of a chunk: fewer would read the weights more often."""
-
-LAST = 64
-"""Tokens of each of the last chunks: more would compute more padding."""
+CHUNKS = (1024, 512, 256, 128, 64)
+"""Tokens of the chunks of a layer: as many of the first size as fit, then at most one of each smaller size. Each chunk
+packs the weights for its products again, which takes as long as some twenty tokens; the last chunk may have padding."""
 
 _EVERYWHERE = 2**30  # window of a layer without one
 
@@ -58,6 +56,8 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
         return f"they are kept on a single CPU device; this mesh has {mesh.size} of {platform}"
     if not is_pointwise(config):
         return "the head reads other tokens than the one of the score"
+    if config.rope_switch is not None:
+        return "keys of longer conversations have other rotary angles"
     if config.recurrence is not None:
         return "recurrent layers have a state in place of keys and values of each token"
     return None
@@ -108,8 +108,8 @@ def _score(
     reads = jnp.pad(batch.reads[0], (0, padding)).reshape(-1, READS_OF_A_BLOCK)
     last = config.num_hidden_layers - 1
     read_table = _table(batch, reads, window if slides[last] else None)
-    parts = -(-batch.used[0] // LAST)
-    whole = parts * LAST // AT_A_TIME
+    sizes = [size for size in CHUNKS if size <= count]
+    real = -(-batch.used[0] // sizes[-1]) * sizes[-1]  # tokens, with the padding of the last chunk
 
     def weights(number: Any) -> Any:
         """Return the state of a layer, a copy: its chunks share it."""
@@ -150,7 +150,7 @@ def _score(
         within = chosen(lambda slides: window if slides else _EVERYWHERE) if any(slides) else None
 
         def some(
-            chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array | int, size: int
+            chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array, size: int
         ) -> tuple[jax.Array, ...]:
             x, *held = carry
             start = first + chunk * size
@@ -168,9 +168,12 @@ def _score(
             y, _ = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
             return lax.dynamic_update_slice_in_dim(x, y, start, 1), *held
 
-        carry = lax.fori_loop(0, whole, functools.partial(some, first=0, size=AT_A_TIME), carry)
-        rest = functools.partial(some, first=whole * AT_A_TIME, size=LAST)
-        return lax.fori_loop(0, parts - whole * (AT_A_TIME // LAST), rest, carry)
+        done = jnp.zeros((), jnp.int32)
+        for size in sizes:
+            chunks = (real - done) // size
+            carry = lax.fori_loop(0, chunks, functools.partial(some, first=done, size=size), carry)
+            done = done + chunks * size
+        return carry
 
     shape = config.num_hidden_layers, config.num_key_value_heads, count, config.head_dim
     blank = jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], shape[3], shape[2]), dtype)

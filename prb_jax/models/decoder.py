@@ -180,7 +180,7 @@ def _decode(
     x = decoder.scaled(x)
     x = constrain(x, ("batch", "tokens", None))
 
-    angles = angles_of_layers(config, positions)
+    angles = angles_of_layers(config, positions, None if batch.long is None else jnp.asarray(batch.long))
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # the window exceeds the distance between any two tokens that see each other

@@ -52,16 +52,21 @@ Angles = tuple[jax.Array, jax.Array]
 
 
 def angles_of_layers(
-    config: DecoderConfig, positions: jax.Array
+    config: DecoderConfig, positions: jax.Array, long: jax.Array | None = None
 ) -> Callable[[bool, jax.Array | bool], tuple[Angles, Angles]]:
     """Compute the angles for tokens at these positions, int32 [B, T], once for all layers.
+
+    Args:
+        config: Architecture.
+        positions: Positions in conversations.
+        long: True for tokens of conversations beyond :attr:`DecoderConfig.rope_switch`; None for no tokens.
 
     Returns:
         Function (layer slides, layer rotates) -> angles of its queries and of its keys.
     """
     full, sliding = config.rope
-    of_full = rotary_angles(positions, full)
-    of_sliding = of_full if sliding is None else rotary_angles(positions, sliding)
+    of_full = rotary_angles(positions, full, long=long)
+    of_sliding = of_full if sliding is None else rotary_angles(positions, sliding, long=long)
 
     def of_layer(slides: bool, rotates: jax.Array | bool) -> tuple[Angles, Angles]:
         cos, sin = of_sliding if slides else of_full

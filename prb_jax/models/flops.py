@@ -35,31 +35,35 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
       reads_only: If True, the last layer computes keys and values, or the state, for all tokens, and everything else
         only at the read places.
     """
-    until, positions = np.asarray(batch.until), np.asarray(batch.positions)
-    real = _real_tokens(batch)
-    per_token, tokens = matrix_flops(config), int(real.sum())
-    mixing = _mixing_flops(positions[real], config)
+    per_token, tokens = matrix_flops(config), int(_real_tokens(batch).sum())
+    mixing = mixing_flops(batch, config, reads_only=reads_only)
     if not reads_only:
-        return sum(per_token) * tokens + sum(mixing)
-    # Unused read places are 0, a place that only a conversation of one token can read.
-    alone = real[:, :1] & (until[:, :1] == 1)
-    reads = np.asarray(batch.reads)
-    places = [np.unique(row[used]) for row, used in zip(reads, (reads > 0) | alone, strict=True)]
-    read = np.concatenate([row[at] for row, at in zip(positions, places, strict=True)])
+        return sum(per_token) * tokens + mixing
     if config.layer_mixers[-1] == ATTENTION:
         of_all = 4.0 * config.hidden_size * config.num_key_value_heads * config.head_dim
-        of_last = _mixing_flops(read, config)[-1]
     else:
         assert config.recurrence is not None
         channels = sum(config.recurrence.widths.values()) + 2 * config.recurrence.value_heads
-        of_all, of_last = 2.0 * config.hidden_size * channels, mixing[-1]
-    total = sum(per_token[:-1]) * tokens + of_all * tokens + (per_token[-1] - of_all) * len(read)
-    return total + sum(mixing[:-1]) + of_last
+        of_all = 2.0 * config.hidden_size * channels
+    read = len(_read_positions(batch))
+    return sum(per_token[:-1]) * tokens + of_all * tokens + (per_token[-1] - of_all) * read + mixing
 
 
-def mixing_flops(batch: StreamBatch, config: DecoderConfig) -> float:
+def mixing_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:
     """Return the part of :func:`stream_flops` in attention and in the states of recurrent layers."""
-    return sum(_mixing_flops(np.asarray(batch.positions)[_real_tokens(batch)], config))
+    flops = _mixing_flops(np.asarray(batch.positions)[_real_tokens(batch)], config)
+    if reads_only and config.layer_mixers[-1] == ATTENTION:
+        flops[-1] = _mixing_flops(_read_positions(batch), config)[-1]
+    return sum(flops)
+
+
+def _read_positions(batch: StreamBatch) -> np.ndarray:
+    """Return the positions of the read places, each place once, int32 [n]."""
+    reads, positions = np.asarray(batch.reads), np.asarray(batch.positions)
+    # Unused read places are 0, a place that only a conversation of one token can read.
+    alone = _real_tokens(batch)[:, :1] & (np.asarray(batch.until)[:, :1] == 1)
+    places = [np.unique(row[used]) for row, used in zip(reads, (reads > 0) | alone, strict=True)]
+    return np.concatenate([row[at] for row, at in zip(positions, places, strict=True)])
 
 
 def seen_pairs(batch: StreamBatch) -> float:

@@ -72,6 +72,23 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
         norm_topk_prob=True,
     ),
+    "gpt-oss-20b": _EVERY | {
+        "architectures": ["GptOssForSequenceClassification"], "model_type": "gpt_oss", "vocab_size": 201_088,
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0, "hidden_act": "silu", "attention_bias": True, "max_position_embeddings": 131_072,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "mixtral-47b-a13b": _EVERY | {
+        "architectures": ["MixtralForSequenceClassification"], "model_type": "mixtral", "vocab_size": 32_000,
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "hidden_act": "silu", "max_position_embeddings": 32_768,
+    },
     "llama3.1-70b": _EVERY | {
         "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 128_256,
         "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,

@@ -8,7 +8,7 @@ rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
@@ -40,9 +40,9 @@ class RopeConfig:
     truncate: bool = True  # round the bounds of the ramp outwards to whole dimensions (``yarn``)
     attention_factor: float = 1.0  # factor of cos and sin (``yarn``, ``longrope``; 1 otherwise)
     short_factor: tuple[float, ...] = ()  # divisor of each pair's frequency (``longrope``)
-    longest: int = 2**31 - 1
-    """Maximum conversation length for these angles; for longer ones ``longrope`` uses other factors from the first
-    token on, which are not supported."""
+    long_factor: tuple[float, ...] = ()
+    """Divisors for conversations of more than `original_max_position_embeddings` tokens, from their first token on
+    (``longrope``); empty if they are the same."""
     query_growth: float = 0.0
     """b: queries are multiplied by 1 + b ln(1 + floor(position / original_max_position_embeddings))."""
 
@@ -61,8 +61,15 @@ def parse_ropes(
     return get("ropes", "parse").value(fields, family, head_dim=head_dim, longest=longest)
 
 
-def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
-    """Return radians per token of each rotated pair, float32 ``[R/2]`` for R rotated channels."""
+def inverse_frequencies(rope: RopeConfig, *, long: bool = False) -> np.ndarray:
+    """Return radians per token of each rotated pair, float32 ``[R/2]`` for R rotated channels.
+
+    Args:
+      rope: Rope of the layer.
+      long: If True, return the frequencies of conversations for which the rope has other factors.
+    """
+    if long:
+        rope = replace(rope, short_factor=rope.long_factor)
     # theta ** (2i / R): the exponent is rounded to float32, then the power.
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     powers = np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
@@ -74,12 +81,15 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     return get("ropes", rope.rope_type).value(rope, frequencies, powers)
 
 
-def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[jax.Array, jax.Array]:
+def rotary_angles(
+    positions: jax.Array | np.ndarray, rope: RopeConfig, *, long: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return cosine and sine for the given positions, scaled by the rope's attention factor.
 
     Args:
       positions: Positions int32 ``[...]``.
       rope: Rope of the layer.
+      long: True for tokens of conversations for which the rope has other factors, bool ``[...]``; None for no tokens.
 
     Returns:
       ``(cos, sin)``, float32 ``[..., R/2]``. Pair i of a head is (x[i], x[i + R/2]), or adjacent channels in families
@@ -87,6 +97,9 @@ def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[
     """
     # float32 regardless of the model's dtype: in bfloat16 position 257 would become 256.
     frequencies = jnp.asarray(inverse_frequencies(rope))
+    if long is not None and rope.long_factor:
+        of_long = jnp.asarray(inverse_frequencies(rope, long=True))
+        frequencies = jnp.where(long[..., None], of_long, frequencies)
     angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequencies
     scale = jnp.float32(rope.attention_factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, quote
 from prb_jax.platform.sharding import MESH_AXES, MeshShape
 
 CROSSING = ("data", "fsdp")
@@ -40,6 +40,8 @@ def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
       MeshError: unknown or repeated axis, bad size, a product that differs from the number of devices, or a crossing
         axis whose size is not a multiple of the number of slices.
     """
+    if text is not None and not isinstance(text, str):
+        raise MeshError(f"mesh: expected a text such as 'fsdp=4' or a mesh, found {quote(text)}")
     if not text:
         return MeshShape(data=slices, fsdp=devices // slices)
     sizes, crossing = _read_mesh(text)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, listed
 from prb_jax.seams import get
 
 OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
@@ -94,6 +96,23 @@ def is_path(name: str) -> bool:
     parent = Path(name).parent
     records = (record for pattern in ("*/run.json", "*/train.json") for record in parent.glob(pattern))
     return name.startswith("runs/") or next(records, None) is not None
+
+
+def folder_hint(folder: Path) -> str:
+    """Return the end of a message about an unexpected folder: its kind of run, and the models and runs directly below
+    it."""
+    parts = []
+    for record in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            kind = json.loads(record.read_text(encoding="utf-8")).get("kind")
+            if str(kind).startswith("prb_jax "):
+                parts.append(f"it is a run of the kind {kind.removeprefix('prb_jax ')!r}")
+                break
+    for what, names in (("models", ("config.json", "train.json")), ("runs", ("run.json",))):
+        inside = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
+        if inside:
+            parts.append(f"{what} in it: {listed([str(folder / name) for name in inside])}")
+    return "".join(f"; {part}" for part in parts)
 
 
 def near_path(path: Path) -> str:

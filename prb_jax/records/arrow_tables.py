@@ -23,7 +23,8 @@ def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mappin
 
     with _arrow_errors(f"{path}: not a whole parquet file"), pq.ParquetFile(path) as file:
         columns = _chosen_columns(file.schema_arrow.names, wanted, str(path))
-        yield from _batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+        batches = file.iter_batches(batch_size=1024, columns=columns)
+        yield from _with_all_names(_batch_values(batches, str(path)), file.schema_arrow.names)
 
 
 def parquet_rows(path: Path) -> int:
@@ -56,7 +57,8 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
     with _arrow_errors(f"{where}: not a table of records"):
         reader = pa.RecordBatchReader.from_stream(table)
         columns = _chosen_columns(reader.schema.names, wanted, where)
-        yield from _batch_values((batch.select(columns) for batch in reader), where)
+        values = _batch_values((batch.select(columns) for batch in reader), where)
+        yield from _with_all_names(values, reader.schema.names)
 
 
 def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
@@ -69,6 +71,14 @@ def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: 
             places = " and ".join(str(i) for i, other in enumerate(names, start=1) if other == name)
             raise DataError(f"{where}: field {quote(name)} is given twice, in columns {places}")
     return columns
+
+
+def _with_all_names(rows: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows; the first has all columns, because an error about it lists them. Columns not read are None."""
+    for row in rows:
+        yield {**row, **{name: None for name in names if name not in row}}
+        break
+    yield from rows
 
 
 def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:

@@ -19,6 +19,7 @@ A scored model never sees the private fields. Every value from a file or from Py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -53,6 +54,7 @@ LISTS: Final = (
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")
+_POSTS: Final = re.compile(r"\s*(?:\[\s*\{|\{)\s*\"")  # the beginning of posts as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +320,22 @@ def read_profile(value: object, where: str) -> tuple[Post, ...]:
     """Return the posts of a profile, which can be JSON; () for None. Error messages start with ``where``."""
     if value is None:
         return ()
+    value = parsed_profile(value, where)
     if isinstance(value, str):
-        listed = from_json(value)
-        value = listed if isinstance(listed, list) else [value] if value.strip() else []
+        value = [value] if value.strip() else []
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
+
+
+def parsed_profile(value: Any, where: str) -> Any:
+    """Return a profile that is JSON as its list or object, and any other value unchanged.
+
+    Raises:
+      DataError: A text begins like posts in JSON, but is not valid JSON.
+    """
+    parsed = from_json(value)
+    if isinstance(parsed, str) and _POSTS.match(parsed):
+        fields.fail(where, "profile", f"begins like JSON, but is not valid JSON: {fields.found(value)}")
+    return parsed
 
 
 def _post(value: object, where: str, index: int) -> Post:

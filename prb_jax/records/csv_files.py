@@ -31,6 +31,9 @@ def csv_rows(path: Path, file: io.BufferedIOBase, wanted: FieldNames | None) -> 
     csv.field_size_limit(_LONGEST_CELL)
     names: list[str] = []
     fields: dict[str, str] = {}  # column -> field
+    unread: dict[
+        str, None
+    ] = {}  # columns that are not read, in the first record: an error about it lists them
     start, size = 1, 0  # of the record that is being read
 
     def lines() -> Iterator[str]:
@@ -49,13 +52,15 @@ def csv_rows(path: Path, file: io.BufferedIOBase, wanted: FieldNames | None) -> 
                 continue
             if not names:
                 names, fields = cells, _fields(cells, where, wanted)
+                unread = {name: None for name in names if name not in fields}
                 continue
             if len(cells) != len(names):
                 raise DataError(
                     f"{where}: expected {len(names)} cells, one for each column, found {len(cells)}"
                 )
             pairs = zip(names, cells)
-            yield Row(where, {n: _value(fields[n], cell, where) for n, cell in pairs if n in fields})
+            yield Row(where, {n: _value(fields[n], cell, where) for n, cell in pairs if n in fields} | unread)
+            unread = {}
     except csv.Error as error:
         raise DataError(f"{path}:{start}: malformed CSV: {error}") from error
 

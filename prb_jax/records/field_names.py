@@ -102,8 +102,24 @@ def is_own_form(value: Any) -> bool:
     return (
         all(_has_only(value.get(name), MESSAGE_FIELDS) for name in CONVERSATIONS)
         and _has_only(value.get("profile"), POST_FIELDS)
-        and not str(value.get("chosen")).lstrip().startswith("Human:")  # as in the raw text of HH
+        and not any(
+            map(_is_written_out, (*map(value.get, CONVERSATIONS[:4]), *_items(value.get("responses"))))
+        )
+        and not _is_negative(value.get("margin"))  # the record says itself that `rejected` is better
     )
+
+
+def _is_written_out(value: Any) -> bool:
+    """Return True if a text may contain turns: JSON, or the raw text of HH."""
+    return isinstance(value, str) and value.lstrip().startswith(("[", "Human:"))
+
+
+def _is_negative(value: Any) -> bool:
+    return isinstance(value, int | float) and value < 0
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _has_only(value: Any, known: frozenset[str]) -> bool:

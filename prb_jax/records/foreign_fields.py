@@ -14,18 +14,26 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, listed, quote
 from prb_jax.records.field_names import CONVERSATIONS, KNOWN, POST_FIELDS, RECORD_FIELDS, FieldNames
-from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record
-from prb_jax.records.message import MESSAGE_FIELDS, UNREAD_FIELDS, is_empty
+from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record, is_prompt_column
+from prb_jax.records.message import MESSAGE_FIELDS, SPOKEN_FIELDS, UNREAD_FIELDS, is_empty
 
 _OTHER_NAMES: Final = {
-    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author",
-    "profile": "history posts userhistory userposts userprofile",
+    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author "
+    "customerid memberid participantid respondentid evaluatorid labelerid reviewerid useridentifier",
+    "profile": "history posts userhistory userposts userprofile profiletext profilejson",
     "question": "query instruction userprompt",
     "responses": "answers completions candidates",
     "labels": "label ratings",
     "chosen": "preferred winner",
     "rejected": "dispreferred loser",
 }
+PERSON_NAMES: Final = {
+    other: name
+    for name in ("user_id", "profile")
+    for other in _OTHER_NAMES[name].split()
+    if other not in ("uid", "author")  # trainers and data sets use these for other things
+}
+"""Names, in lower case and without marks, that can only mean whose record it is."""
 _MEANT: Final = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 _INSTEAD: Final = {
     "question": ("prompt",),
@@ -37,6 +45,15 @@ _INSTEAD: Final = {
 }
 """Field -> alternative fields: if one of these is present, the field is not missing."""
 
+_RATINGS: Final = tuple(
+    (pattern.format("chosen"), pattern.format("rejected"))
+    for pattern in ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating", "reward_{}", "{}_reward")
+)
+"""Columns with a number for each of the two responses."""
+_OF_A_SIDE: Final = re.compile(
+    r"(?:chosen|rejected)_(?:reasoning\w*|thinking|thoughts?|tool_calls|tool_plan)"
+)
+_LETTER: Final = re.compile(r"\S{0,12}")  # a value that names a response: "a", "model_b", "tie"
 
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
@@ -71,7 +88,9 @@ def _nearest(plain: str, names: Sequence[str]) -> str | None:
 def is_foreign_column(name: str, names: FieldNames) -> bool:
     """Return True if a column that is not a field is read: mapped, of a layout, refused by name, or a near miss."""
     known = name in (*UNREAD_FIELDS, *LAYOUT_COLUMNS) or name in names.columns.values()
-    return known or nearest_field(name) is not None
+    if known or _is_spoken(name) or any(name in pair for pair in _RATINGS):
+        return True
+    return nearest_field(name) is not None
 
 
 def unread_parts(record: Mapping[str, Any]) -> set[str]:
@@ -114,11 +133,38 @@ def check_columns(columns: Sequence[str], wanted: FieldNames | None, where: str)
         wanted.field(name) in _CONTENTS or nearest_field(name) in _CONTENTS for name in columns
     ):
         return
+    if len(columns) == 1 and (mark := next((mark for mark in (";", "\t", "|") if mark in columns[0]), None)):
+        raise DataError(
+            f"{where}: the columns are separated by {mark!r}; expected commas between the columns of a .csv"
+        )
     raise DataError(
         f"{where}: names no field of a record: found the columns {listed([quote(name) for name in columns], most=12)}; "
         "expected id,question,chosen,rejected; add other names of fields: --columns question=COLUMN chosen=COLUMN, or "
         '"DATA?question=COLUMN&chosen=COLUMN" in Python and configs'
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_spoken(column: str) -> bool:
+    """Return whether a column has the name of a message's field, which is not read outside of messages."""
+    return column in SPOKEN_FIELDS or bool(_OF_A_SIDE.fullmatch(column))
+
+
+def _is_contrary(record: Mapping[str, Any]) -> str | None:
+    """Return what says that `rejected` is better than `chosen`; None if nothing does."""
+    for better, worse in _RATINGS:
+        if better not in record or worse not in record:
+            continue
+        try:
+            high, low = float(record[better]), float(record[worse])
+        except (TypeError, ValueError):
+            continue
+        if high < low:
+            return f"{better!r} is {high:g} and {worse!r} is {low:g}"
+    margin = record.get("margin")
+    if isinstance(margin, int | float) and margin < 0:
+        return f"'margin' is {margin:g}"
+    return None
 
 
 _REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
@@ -159,8 +205,9 @@ class ForeignMapper:
         if self._missing and self._records == _PATIENCE:
             self.finish()
         value = {**value, "rendered": True} if self._names.rendered else as_record(value, where)
+        mapped = self._names.columns.values()
         for name in PROMPT_COLUMNS:
-            if name not in self._told and not is_empty(value.get(name)):
+            if name not in self._told and name not in mapped and is_prompt_column(name, value):
                 self._told.add(name)
                 about = f"{self._source}: {name!r}: not read; if it belongs to the prompt, {_REMEDY}"
                 warnings.warn(about, PrbWarning, stacklevel=2)
@@ -169,10 +216,15 @@ class ForeignMapper:
             names = " and ".join(sorted(unread))
             about = f"{where}: {names}: not read, so no model sees it, here and in other records"
             warnings.warn(about, PrbWarning, stacklevel=2)
+        self._tell_of_values(value, where)
         for column in value.keys() - KNOWN - self._told:
             name = nearest_field(column) if isinstance(column, str) else None
             if name is None:
                 self._told.add(column)
+            elif name in ("chosen", "rejected") and _LETTER.fullmatch(str(value[column])):
+                continue  # "model_a" is no response
+            elif is_empty(value[column]):
+                continue
             elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
                 self._told.add(column)
                 warnings.warn(
@@ -183,6 +235,22 @@ class ForeignMapper:
                     stacklevel=2,
                 )
         return value
+
+    def _tell_of_values(self, value: Mapping[str, Any], where: str) -> None:
+        """Warn once about columns of messages' fields, and about the first record whose sides seem exchanged."""
+        spoken = [
+            name for name in value.keys() - self._told if _is_spoken(str(name)) and not is_empty(value[name])
+        ]
+        for name in sorted(spoken):
+            self._told.add(name)
+            about = (
+                f"{where}: {name!r}: not read, so no model sees it; it belongs into a message of the response"
+            )
+            warnings.warn(about, PrbWarning, stacklevel=3)
+        if "exchanged" not in self._told and (found := _is_contrary(value)):
+            self._told.add("exchanged")
+            about = f"{where}: {found}: 'rejected' is then the better response, but 'chosen' counts as better"
+            warnings.warn(f"{about}, here and in other records", PrbWarning, stacklevel=3)
 
     def finish(self) -> None:
         """Raise DataError if a mapped column did not occur in any record."""

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from io import IOBase
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -58,6 +59,10 @@ def given_rows(data: Records) -> Iterator[Row[Any]]:
         raise DataError(
             f"data: expected comparisons, or a table of records, found the text {quote(str(items))}; read a file or "
             "data set first: prb.read_comparisons(NAME)"
+        )
+    if isinstance(items, IOBase):
+        raise DataError(
+            f"data: expected comparisons, found an open file; give its name: {quote(getattr(items, 'name', None))}"
         )
     if isinstance(items, bytes) or not isinstance(items, Iterable):
         is_model = callable(items) or any(hasattr(items, name) for name in ("stream", "score_tokens"))

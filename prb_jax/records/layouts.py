@@ -21,11 +21,14 @@ INSTRUCTION: Final = "instruction"
 LAYOUT_COLUMNS: Final = (
     INSTRUCTION, "input", "system", "history", "conversations", "messages", "rejected_response",
     "rejected_messages", "context_messages", "winner", "conversation_a", "conversation_b", "text_chosen",
-    "text_rejected",
+    "text_rejected", "system_prompt", "system_message", "context",
 )  # fmt: skip
 """Columns of layouts that are not fields of a record."""
 
-PROMPT_COLUMNS: Final = ("system", INSTRUCTION, "input", "conversations", "context_messages")
+PROMPT_COLUMNS: Final = (
+    "system", INSTRUCTION, "input", "conversations", "context_messages", "messages", "history", "system_prompt",
+    "system_message", "context",
+)  # fmt: skip
 """Those with a part of the prompt; beside 'question' or 'prompt' they are not read."""
 
 _COLUMNS: Final = frozenset(LAYOUT_COLUMNS)
@@ -33,6 +36,7 @@ _SPEAKERS: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "system": "system", "observation": "tool", "tool": "tool", "function_call": "function_call",
 }  # fmt: skip
+_MESSAGES: Final = re.compile(r"\s*\[\s*\{")
 _TURN: Final = re.compile(r"\n\n(Human|Assistant):")
 _OPENING: Final = re.compile(r"\s*Human:.*?\n\nAssistant:", re.DOTALL)
 
@@ -59,6 +63,23 @@ def as_record(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return row
 
 
+def is_prompt_column(name: str, row: Mapping[str, Any]) -> bool:
+    """Return whether a record has a column with a part of a prompt that nothing has read."""
+    value = from_json(row.get(name))
+    if is_empty(value):
+        return False
+    if name == "messages":  # many data sets repeat the better conversation there
+        said = [row.get(other) for other in ("chosen", "prompt", "question")]
+        if (
+            not isinstance(value, list)
+            or [{"role": "user", "content": text} for text in said[1:] if text] == value
+        ):
+            return False
+        return not any(isinstance(turns, list) and turns[: len(value)] == value for turns in said)
+    # "history" is also a name for a profile
+    return name != "history" or (isinstance(value, list) and isinstance(value[0], list | tuple))
+
+
 def _asks(row: Mapping[str, Any]) -> bool:
     return any(row.get(name) is not None for name in ("question", "prompt"))
 
@@ -68,8 +89,9 @@ def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _with_roles(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Turns {from, value} into {role, content}, and a response that is a single message into a list."""
+    """Turns {from, value} into {role, content}, and a response that is a single message, or JSON, into a list."""
     changed: dict[str, Any] = {}
+    row = _from_json(row)
     for name in ("prompt", "chosen", "rejected", "conversations", "conversation_a", "conversation_b"):
         value = row.get(name)
         if isinstance(value, Mapping):
@@ -79,6 +101,34 @@ def _with_roles(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         if isinstance(value, list | tuple) and (value is not row[name] or any(map(_is_said, value))):
             changed[name] = [_turn(item, where, f"{name}[{k}]") for k, item in enumerate(value)]
     return {**row, **changed} if changed else row
+
+
+def _from_json(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record with messages in place of their JSON: of the prompt, and of all responses or of none."""
+    changed = {name: turns for name in ("prompt", "question") if (turns := _turns_in(row.get(name)))}
+    sides = {name: _turns_in(row.get(name)) for name in ("chosen", "rejected")}
+    if all(sides.values()):
+        changed |= sides
+    responses = row.get("responses")
+    if (
+        isinstance(responses, list | tuple)
+        and responses
+        and all(listed := [_turns_in(one) for one in responses])
+    ):
+        changed["responses"] = listed
+    return {**row, **changed} if changed else row
+
+
+def _turns_in(value: Any) -> list[Any]:
+    """Return the messages that a text contains as JSON; an empty list for any other value."""
+    if not isinstance(value, str) or not _MESSAGES.match(value):
+        return []
+    turns = from_json(value)
+    both = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+    known = isinstance(turns, list) and all(
+        isinstance(turn, Mapping) and any(names <= turn.keys() for names in both) for turn in turns
+    )
+    return turns if known else []
 
 
 def _is_said(item: object) -> bool:
@@ -108,6 +158,8 @@ def _swift(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     given = [name for name in names if row.get(name) is not None]
     if not given or row.get("messages") is None or row.get("chosen") is not None:
         return row
+    if len(given) > 1:
+        fields.fail(where, given[0], f"given beside {given[1]!r}; expected one of the two")
     chosen = _list(row["messages"], where, "messages")
     rejected = from_json(row[given[0]])
     if isinstance(rejected, str):
@@ -163,6 +215,13 @@ def _sharegpt(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if _asks(row) or row.get("conversations") is None:
         return row
     turns = _list(row["conversations"], where, "conversations")
+    if turns and isinstance(turns[-1], Mapping) and turns[-1].get("role") == "assistant":
+        fields.fail(
+            where,
+            f"conversations[{len(turns) - 1}]",
+            "is an answer; expected the conversation before 'chosen' and 'rejected', which ends with the user or an "
+            "observation",
+        )
     return {**_without(row, "conversations", "system"), "prompt": [*_system(row, where), *turns]}
 
 

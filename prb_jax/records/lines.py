@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -58,7 +59,7 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        hint = "; the file looks gzipped, but is not named .gz" if first and line[:2] == b"\x1f\x8b" else ""
+        hint = other_format(line) if first else ""
         bad = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
         raise DataError(f"{where}: invalid UTF-8: {bad} ({error.reason}){hint}") from error
     text = (text.removeprefix("\ufeff") if first else text).rstrip()
@@ -69,8 +70,23 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
         if end < len(text):
             raise json.JSONDecodeError("text after the end of the record", text, skip_space(text, end))
     except (ValueError, RecursionError) as error:
-        raise DataError(malformed(where, error)) from error
+        hint = _ARRAY if first and text.lstrip() in ("[", "{") else ""
+        raise DataError(f"{malformed(where, error)}{hint}") from error
     return Row(where, value)
+
+
+_ARRAY: Final = (
+    "; expected one object on each line; a JSON array, over any lines, belongs in a file named .json"
+)
+
+
+def other_format(line: bytes) -> str:
+    """Return what the first line of a file looks like that is not UTF-8, as the end of a message."""
+    if line[:2] == b"\x1f\x8b":
+        return "; the file looks gzipped, but is not named .gz"
+    return (
+        "; the file looks like UTF-16: save it as UTF-8" if line[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
+    )
 
 
 DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_fields)

@@ -171,6 +171,9 @@ def read_messages(
             return given, texts
         *before, prefill = given
         start, place = joined_parts(prefill.as_dict().get("content")) or "", _asked(before)
+        if start.strip() and start.strip() in (text.strip() for text in texts):
+            about = "is one of the responses already; expected the conversation before them"
+            fields.fail(where, f"prompt[{len(given) - 1}]", about)
         answers = [(*before[place:], prefill.with_content(f"{start}{text}")) for text in texts]
         return tuple(before[:place]), tuple(map(as_response, answers))
     plain = [k for k, value in enumerate(written_out) if not value]

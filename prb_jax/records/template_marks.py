@@ -7,7 +7,7 @@ import re
 TEMPLATE_MARKS = (
     "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
     "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]", "<|turn>", "<|im_user|>",
-    "<|prompter|>", "<|begin_of_text|>",
+    "<|prompter|>", "<|begin_of_text|>", "GPT4 Correct User:", "<reserved_106>",
 )  # fmt: skip
 """Marks before a turn or a conversation."""
 
@@ -41,7 +41,7 @@ def template_mark(text: str) -> str | None:
 
     A template of plain text begins with a turn and ends before the answer: "Human: ... Assistant:".
     """
-    if "<" in text or "[" in text or "]" in text:
+    if "<" in text or "[" in text or "]" in text or text.startswith("GPT4"):
         for mark in TEMPLATE_MARKS:
             if mark in text:
                 return mark

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import listed
-from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field
+from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field, first_words
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -22,7 +22,7 @@ _EQUIVALENT = {None: NONE, True: "yes", False: "not shown"}
 
 
 def render_audit(report: Mapping[str, Any]) -> Group:
-    """Return tables of the result of `prb_jax.building.auditing.report.audit_report`, and the sentence for a paper."""
+    """Return the sentence for a paper, and tables, of the result of `prb_jax.building.auditing.report.audit_report`."""
     from rich.console import Group
     from rich.text import Text
 
@@ -45,11 +45,15 @@ def render_audit(report: Mapping[str, Any]) -> Group:
         }
         tables.insert(2, Table.of("Cohen's kappa", [*pairs[:_SHOWN], {"value": cohen["mean"]}], columns))
     if queue:
-        columns = {"id": field("id"), "why": lambda entry: listed(entry["reasons"], most=2)}
+        columns = {
+            "question": lambda entry: first_words(entry["question"], most=40) or entry["id"],
+            "id": field("id"),
+            "why": lambda entry: listed(entry["reasons"], most=2),
+        }
         more = f"and {len(queue) - _SHOWN:,} more in report.json" if len(queue) > _SHOWN else ""
         title = f"To adjudicate: {len(queue):,}"
-        tables.append(Table.of(title, queue[:_SHOWN], columns, words=2, note=more))
-    return Group(*tables, Text("For a paper", style="bold"), Text(report["sentence"]))
+        tables.append(Table.of(title, queue[:_SHOWN], columns, words=3, note=more))
+    return Group(Text("For a paper", style="bold"), Text(report["sentence"]), *tables)
 
 
 def _fit(report: Mapping[str, Any]) -> Table:

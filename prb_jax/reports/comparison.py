@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -143,6 +144,11 @@ def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _short(value: str) -> str:
+    """Return a value of a record; a digest is shortened."""
+    return re.sub(r"(sha256:\w{8})\w+", r"\1...", value)
+
+
 def check_comparable(
     a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
 ) -> None:
@@ -155,7 +161,7 @@ def check_comparable(
     ours, theirs = run_a.record["inputs"], run_b.record["inputs"]
     data = [{name: inputs.get(name) for name in ("data", "limit")} for inputs in (ours, theirs)]
     if changed := differences(*data):
-        named = [f"{field}: {old} and {new}" for field, (old, new) in changed.items()]
+        named = [f"{field}: {_short(old)} and {_short(new)}" for field, (old, new) in changed.items()]
         more = len(named) - _DIFFERENCES_SHOWN
         shown = "; ".join(named[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise RunError(
@@ -180,14 +186,14 @@ def comparison_answer(compared: Mapping[str, Any]) -> str:
     # not in percent: of the graded rows of another harness, it is the mean grade, on any scale
     accuracy = interval(runs[0]["accuracy"], runs[0]["ci95"]).replace("..", ", ")
     if len(best) == 1:
-        found = f"its accuracy on {pair['n']:,} comparisons is {accuracy}"
+        found = f"its accuracy on {counted(pair['n'], 'comparison')} is {accuracy}"
         return f"{best[0]} is the best of {len(runs)} runs: {found}, {lead}."
     names = f"{', '.join(best[:-1])} and {best[-1]}"
     runs_up = f", the best of {len(runs)} runs" if len(best) < len(runs) else ""
     why = "" if pair["p"] is not None else f"; fewer than {LEAST_CLUSTERS} users or responses give no verdict"
     return (
-        f"{pair['n']:,} comparisons cannot tell {names} apart{runs_up}: {best[0]} has an accuracy of {accuracy}, "
-        f"{lead}{why}."
+        f"{counted(pair['n'], 'comparison')} cannot tell {names} apart{runs_up}: {best[0]} has an accuracy of "
+        f"{accuracy}, {lead}{why}."
     )
 
 
@@ -246,8 +252,9 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
     for pair in shown:
         cells = [getter(pair) for getter in differences.values()]
         rows.append(["", f"{pair['a']} minus {pair['b']}", *cells])
-    users = f" of {first['users']:,} users" if first["users"] else ""
-    note = f"{first['n']:,} comparisons{users}; [..] 95 % interval; same rank: the data cannot tell the runs apart"
+    users = f" of {counted(first['users'], 'user')}" if first["users"] else ""
+    note = f"{counted(first['n'], 'comparison')}{users}; [..] 95 % interval; "
+    note += "same rank: the data cannot tell the runs apart"
     if ties:
         note += f"; a tie is not a win, and in differences {'half a win' if compared['tie_credit'] else 'nothing'}"
     notes = [note, "would find: smallest difference found with a power of 80 %; other verdict: comparisons"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.errors import DataError, RunError, counted, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.paired import HALF, TIES, add_holm
 from prb_jax.metrics.prediction import (
@@ -252,7 +252,7 @@ def _shown_interval(
     """Return an interval over draws of users, if it has a width and at least six clusters, like all others."""
     reason = None
     if clusters < LEAST_CLUSTERS:
-        reason = f"{clusters} users; an interval needs at least {LEAST_CLUSTERS}"
+        reason = f"{counted(clusters, 'user')}; an interval needs at least {LEAST_CLUSTERS}"
     elif bounds is None:
         reason = undefined
     elif bounds[0] == bounds[1]:

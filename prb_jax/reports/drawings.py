@@ -165,19 +165,27 @@ def _on_axes(
     return make
 
 
-def drawing(make: Callable[[], Figure], title: str, description: str) -> Drawing | Paragraph:
-    """Return a matplotlib figure as a block of a page; only the description if matplotlib is not installed."""
+def drawing(
+    make: Callable[[], Figure] | Mapping[str, Callable[[], Figure]], title: str, description: str
+) -> Drawing | Paragraph:
+    """Return a matplotlib figure as a block of a page; only the description if matplotlib is not installed.
+
+    Several figures, by name, are in one row on a wide screen and below each other on a phone.
+    """
     if lacking := lacking_extra("report"):
         return Paragraph(f"{title}: {description} There is no picture, as it {lacking}.", True)
     import matplotlib as mpl
 
-    figure = make()
-    for part in (figure, *figure.axes):
-        part.patch.set_visible(False)
-    target = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    return Drawing(title, description, inline_svg(target.getvalue(), title=title))
+    parts = []
+    for name, one in (make if isinstance(make, Mapping) else {title: make}).items():
+        figure = one()
+        for part in (figure, *figure.axes):
+            part.patch.set_visible(False)
+        target = io.StringIO()
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+        parts.append(inline_svg(target.getvalue(), title=name))
+    return Drawing(title, description, Markup().join(parts))
 
 
 def inline_svg(text: str, *, title: str) -> Markup:

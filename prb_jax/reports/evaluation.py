@@ -97,7 +97,7 @@ def _answer(run: FinishedRun) -> str:
         share = interval(summary["accuracy"], summary.get("ci95"))
         return f"{model} has a mean grade of {share} in {summary['n']:,} samples."
     pairs = all(len(row.scores) == 2 for row in run.rows)
-    return answer(summary, name=model, unit="pairs" if pairs else "comparisons")
+    return answer(summary, name=model, unit="pair" if pairs else "comparison")
 
 
 def _opening(run: FinishedRun) -> Iterator[Block]:
@@ -209,7 +209,7 @@ def _subsets(run: FinishedRun) -> Iterator[Block]:
             (others.get(row["name"]) or {}).get("accuracy")
         )
     estimates = [
-        Estimate(name, part["accuracy"], part.get("ci95"), remark=f"{part['n']:,} comparisons")
+        Estimate(name, part["accuracy"], part.get("ci95"), remark=counted(part["n"], "comparison"))
         for name, part in parts.items()
         if part["accuracy"] is not None
     ]

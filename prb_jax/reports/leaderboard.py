@@ -163,9 +163,10 @@ def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
     by_data = {
         data: [e for e in entries if e["data"] == data] for data in dict.fromkeys(e["data"] for e in entries)
     }
+    last = entries[-1]["data"]
     return Group(
         *(
-            Table.of(data, of_data, columns, whole=True, note=note if data == entries[-1]["data"] else "")
+            Table.of(data, of_data, columns, whole=True, narrow=True, note=note if data == last else "")
             for data, of_data in by_data.items()
         )
     )

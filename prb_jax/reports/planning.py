@@ -69,7 +69,12 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         for one, word in zip(questions, words, strict=True)
     }
     columns = {
-        "question": lambda question: named[question.id],
+        "question": lambda question: "\n".join(
+            (
+                named[question.id],
+                *(f"{k}: {first_words(text, most=60)}" for k, text in enumerate(question.responses, 1)),
+            )
+        ),
         "information": lambda question: f"{question.information:.4f}",
         "prefers the first": lambda question: f"{question.probability:.2f}",
         "anybody": lambda question: f"{question.of_anybody:.2f}",
@@ -93,4 +98,11 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
         chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
         notes.append(f"PReF's rule asks {named[chosen.id]}: {chosen.information:.4f}")
-    return Table.of("The questions that tell most", questions[:top], columns, note="\n".join(notes))
+    return Table.of(
+        "The questions that tell most",
+        questions[:top],
+        columns,
+        whole=True,
+        narrow=True,
+        note="\n".join(notes),
+    )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import CheckpointError, RunError, first_line, quote
+from prb_jax.errors import RunError, first_line, quote
 from prb_jax.models.checkpoints.exported import check_exported
 from prb_jax.models.checkpoints.locate import fingerprint, is_exported, locate
+from prb_jax.models.config.decoder import no_model
 from prb_jax.platform.paths import localised
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
@@ -107,7 +108,7 @@ def prepare_push(
         runs.append(evaluation)
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
     if not any(path.name == "config.json" for path in files):
-        raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
+        raise no_model(folder)
     card = model_card(repository, training=training, evaluations=runs)
     return Upload(repository, files, card, eval_results(runs, task_id=task_id))
 

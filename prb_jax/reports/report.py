@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, counted
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.platform.extras import has_extra
 from prb_jax.records.reading import read_json
@@ -205,7 +205,7 @@ def _picture(
                 lines.append(one)
     shown = {str(run.record.get("model")).removeprefix("baseline:") for run in runs}
     lines += [one for name, one in baselines.items() if name not in shown]
-    size = f"{len(runs[0].rows):,} comparisons"
+    size = counted(len(runs[0].rows), "comparison")
     title = f"{len(runs)} runs on the same {size}" if len(runs) > 1 else f"{names[runs[0].path]}: {size}"
     description = (
         "To compare two runs, the paired differences in the table below are more precise than two intervals."

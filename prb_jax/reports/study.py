@@ -59,6 +59,7 @@ class StudyRow(TypedDict):
     user_accuracy: float | None
     user_accuracy_ci95: Bounds
     ties: int | None
+    half_credit_accuracy: NotRequired[float | None]
     diff_to_pooled: float | None
     diff_to_pooled_ci95: Bounds
     p_holm: float | None
@@ -322,6 +323,7 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "calibration error": field("ece", "{:.3f}"),
         "Brier score": lambda row: number(row.get("brier"), "{:.3f}"),
         "ties": field("ties", "{:,}"),
+        "half credit": lambda row: number(row.get("half_credit_accuracy"), "{:.3f}"),
         "n": field("n", "{:,}"),
         "people who have k": field("reached", "{:,}"),
     }

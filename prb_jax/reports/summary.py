@@ -53,14 +53,14 @@ POSTS = {
 """Columns of the points of `posts.json`."""
 
 
-def answer(summary: Mapping[str, Any], *, name: str, unit: str = "comparisons") -> str:
+def answer(summary: Mapping[str, Any], *, name: str, unit: str = "comparison") -> str:
     """Return the answer of a summary in one sentence: accuracy, worth of the profile, and the length baseline."""
     if summary["accuracy"] is None:
         return f"{name} has no accuracy on these data: {summary.get('ci95_reason')}."
     if told := told_of(summary.get("hints") or {}):
         name = f"{name}, which was told more than the profile ({told}),"
     best = "what the user wants" if summary.get("users") else "the better response"
-    share, of = percent(summary["accuracy"], summary.get("ci95")), f"{summary['n']:,} {unit}"
+    share, of = percent(summary["accuracy"], summary.get("ci95")), counted(summary["n"], unit)
     parts = [f"{name} prefers {best} in {share} of {of}"]
     controls = summary.get("controls") or {}
     worth = {
@@ -89,7 +89,7 @@ def served(summary: Mapping[str, Any]) -> str:
         summary[f"coverage{key}"] * testable for key in ("", "_benjamini_hochberg", "_by_chance")
     )
     return (
-        f"for {users:.0f} of the {testable:,} users with enough comparisons to test it is right more "
+        f"for {users:.0f} of the {counted(testable, 'user')} with enough comparisons to test it is right more "
         f"often than by chance ({corrected:.0f} after correction for so many tests; {lucky:.1f} by guessing)"
     )
 
@@ -136,7 +136,7 @@ def about_figure(name: str, summary: Mapping[str, Any], *, of: int) -> str:
     """
     parts, n, ties = [], summary["n"], summary.get("ties") or 0
     if n < of:
-        parts.append(f"on the {n:,} comparisons that others judge too")
+        parts.append(f"on the {counted(n, 'comparison')} that others judge too")
     if name in VOTES and summary["accuracy"] is not None and 1 - summary["accuracy"] - ties / n > 0.5:
         parts.append("the others mostly prefer another response")
     many = _MANY_TIES_OF_BASELINE if name.startswith(_BASELINE) else _MANY_TIES
@@ -204,8 +204,8 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
     if summary.get("users_derived"):
         unit = f"{summary['users']:,} users derived from shared posts"
     over = f"{unit} and responses" if summary.get("crossed") else unit
-    users = f" of {summary['users']:,} users" if summary.get("users") else ""
-    yield f"[..] 95 % interval over {over}; {summary['n']:,} comparisons{users}; a tie is not a win"
+    users = f" of {counted(summary['users'], 'user')}" if summary.get("users") else ""
+    yield f"[..] 95 % interval over {over}; {counted(summary['n'], 'comparison')}{users}; a tie is not a win"
     if text := served(summary):
         yield f"users served: {text}"
     remarks = [*_remarks(summary), *_reasons(shown, summary)]
@@ -258,7 +258,7 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
     if unknown := summary.get("unknown_users"):
         yield f"{unknown:,} users are unknown to it"
     if left_out := (summary.get("left_out") or {}).get("comparisons"):
-        yield f"{left_out:,} comparisons too long and left out, see left_out.jsonl"
+        yield f"{counted(left_out, 'comparison')} too long and left out, see left_out.jsonl"
     if equal := summary.get(EQUAL_SIDES):
         yield f"{EqualSides(**equal)}: no model can win them"
     if cut := summary.get("truncated"):
@@ -298,5 +298,5 @@ def posts_answer(points: Sequence[Mapping[str, Any]]) -> str:
 
 def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Group:
     """Return the answer and a line for each of the points of `posts.json`, see `prb_jax.study.posts.PostsSweep`."""
-    notes = [f"[..] 95 % interval; {points[0]['n']:,} comparisons"]
+    notes = [f"[..] 95 % interval; {counted(points[0]['n'], 'comparison')}"]
     return answered(Table.of("", points, POSTS), answer=posts_answer(points), notes=notes, title=title)

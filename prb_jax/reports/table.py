@@ -57,8 +57,10 @@ def signed(value: float | None, bounds: Sequence[float] | None) -> str:
 
 def percent(value: float, bounds: Sequence[float] | None) -> str:
     """Return ``79.5 % [74.9, 83.5]``: a share with its interval, if any, for a sentence."""
-    ends = "" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
-    return f"{100 * value:.1f} %{ends}"
+    shown = [
+        f"{100 * round(number, 3):.1f}" for number in (value, *(bounds or ()))
+    ]  # the digits of `interval`
+    return f"{shown[0]} %" + ("" if bounds is None else f" [{shown[1]}, {shown[2]}]")
 
 
 def gained(value: float, bounds: Sequence[float] | None) -> str:
@@ -102,6 +104,7 @@ class Table:
     words: int = 1  # number of text columns at the left; figures follow
     note: str = ""
     filtered: bool = False  # whether a page has a field to filter the rows
+    narrow: bool = False  # whether a terminal shows less room between columns
     whole: bool = False  # whether a narrow terminal folds only text columns, and leaves figures on one line
 
     @classmethod
@@ -126,6 +129,8 @@ class Table:
             box=SIMPLE_HEAD,
             show_header=bool(self.heads),
             pad_edge=False,
+            show_edge=not self.narrow,
+            padding=(0, 1, 0, 0) if self.narrow else (0, 1),
         )
         for place, head in enumerate(self.heads):
             table.add_column(text(head), justify="left" if place < self.words else "right", overflow="fold")

@@ -61,14 +61,18 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     rows = read_metrics(folder / METRICS)
     opening: list[Block] = []
     if rows:
-        labels = list(panels_of(rows).values())
+        panels = panels_of(rows)
+        labels = list(panels.values())
         named = labels[:1] + [label if label[:2].isupper() else label.lower() for label in labels[1:]]
         steps = max(row["step"] for row in rows)
         description = (
             f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: for training (thin: each step; thick: "
             "running mean) and validation, if any."
         )
-        opening.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
+        curves = {
+            label: partial(curves_figure, rows, size=(3.2, 3), panel=name) for name, label in panels.items()
+        }
+        opening.append(drawing(curves, "Learning curves", description))
     sections = []
     if summary is None:
         answer = (

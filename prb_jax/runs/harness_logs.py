@@ -20,6 +20,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
 from prb_jax.platform.extras import need_extra
+from prb_jax.platform.paths import folder_hint
 from prb_jax.records.reading import bounded_lines, open_file, parse_json, read_object
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
@@ -100,7 +101,7 @@ def _read_log(place: Path, metric: Sequence[str]) -> tuple[str, list[_Sample], d
     if not logs:
         raise RunError(
             f"{place}: expected the folder of a run, found no {RUN} in it, and no samples_TASK_DATE.jsonl of "
-            "lm-evaluation-harness or log of Inspect"
+            f"lm-evaluation-harness or log of Inspect{folder_hint(place)}"
         )
     return "Inspect", *_inspect(place, logs, metric)
 

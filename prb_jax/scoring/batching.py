@@ -35,9 +35,8 @@ from prb_jax.trees.packing import (
     StreamOptions,
     StreamShape,
     pack_streams,
-    with_equal_splits,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
@@ -267,6 +266,7 @@ def stream_options(
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         taps=config.taps,
+        rope_switch=config.rope_switch,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
     return attention.shaped(options)

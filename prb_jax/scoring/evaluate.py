@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-from prb_jax.errors import DataError, RunError, public_dir, quote
+from prb_jax.errors import DataError, RunError, public_dir, quote, refuse_unknown
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.models.readouts.load_options import LoadChoices, LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process, process_count
@@ -113,10 +112,7 @@ def evaluate_options(given: Mapping[str, Any]) -> EvaluateOptions:
     """
     loading = given.get("loading", {})
     known = [*inspect.signature(evaluate).parameters, *LoadChoices.__annotations__]
-    if unknown := [name for name in loading if name not in LoadChoices.__annotations__]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"evaluate() got an unexpected keyword argument {unknown[0]!r}{hint}")
+    refuse_unknown("evaluate", loading, known)
     return from_flat(EvaluateOptions, {**given, "loading": LoadOptions(**loading)})
 
 

@@ -7,7 +7,9 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import IOBase
 from itertools import chain, islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -117,8 +119,8 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
       DataError: `open_comparisons` fails, the data are empty, a comparison lacks labels, or an id occurs twice; the
         message names both places.
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
+    if limit is not None and (not isinstance(limit, Integral) or limit < 1):
+        raise DataError(f"limit: expected a positive number of comparisons, found {quote(limit)}")
     names, given_records = _split(data)
     benchmarks: dict[str, list[int]] = {}
     stamps: dict[str, Sequence[Any]] = {}
@@ -179,7 +181,7 @@ def _split(data: Data) -> tuple[list[str], Records | None]:
         return [str(data)], None
     if isinstance(data, Comparison | Mapping) or hasattr(data, "__arrow_c_stream__"):
         return [], cast("Records", data)
-    if not isinstance(data, Iterable):
+    if not isinstance(data, Iterable) or isinstance(data, IOBase):
         return [], cast("Records", data)  # `read_records` raises the error
     items = iter(data)  # an endless iterator is read only up to the limit
     first = list(islice(items, 1))
@@ -220,7 +222,8 @@ def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None,
     trained = None if reader is None else reader.trained
     if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return
-    if not any(comparison.profile or comparison.hints for comparison in comparisons.sample(_AT_A_TIME)):
+    first = comparisons.sample(_AT_A_TIME)
+    if first and not any(comparison.profile or comparison.hints for comparison in first):
         warnings.warn(
             f"{reader.name} was trained with {counted(trained.view.profile_posts, 'post')} of each user's profile, and "
             "no comparison has a profile: it is scored without the user that it was made for",

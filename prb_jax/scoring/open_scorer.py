@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import RunError
+from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import MODEL_FIRST
@@ -20,6 +20,8 @@ Model = Scorer | StreamsScores | ScoresTokens | ScoreFunction | str | Path
 
 def load_by_name(model: str | Path, options: LoadOptions) -> Any:
     """Return the scorer of a name; arguments and errors are as in :func:`prb_jax.load`."""
+    if not isinstance(model, str | Path):
+        raise CheckpointError(f"model: expected a folder or a hub id, found {quote(model)}")
     if not isinstance(options.tokenizer, str | Path | None):
         raise RunError(
             f"tokenizer: expected a folder or hub id beside the name of a model, found "

@@ -148,6 +148,8 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
         )
     folder = Path(place)
     run = ASPECT_RUNS.read_finished(folder)
+    if "model" not in run:
+        raise RunError(f"{folder / ASPECT_RUNS.file}: field 'model': missing")
     rows = ASPECT_ROWS.read(folder)
     texts = []
     for comparison in comparisons:

@@ -22,6 +22,7 @@ import numpy as np
 from prb_jax.scoring.batching import lanes
 from prb_jax.serving.items import Item, Score, pieces
 from prb_jax.serving.jobs import PIECE, BusyError, Job, Taken, WaitingTree, fail_all, take
+from prb_jax.serving.shares import take_share
 from prb_jax.serving.tree_scorer import TreeScorer
 from prb_jax.trees.continued import PAGE
 from prb_jax.trees.tree import PlannedBatch, Tree, common_run
@@ -38,9 +39,10 @@ PATIENCE = {
 }  # most batches that may pass over the oldest tree of a small and of a large request
 WAITING = 1  # batches queued on the device beyond the running ones
 
-HOLD = 0.005
-"""Seconds that a batch that is not full waits after others were answered while the device still has work: clients that
-were answered ask again, and their requests go along."""
+HOLD, LONGEST_HOLD, HOLD_SHARE = 0.005, 0.05, 0.03
+"""Seconds that a batch that is not full waits after others were answered: clients that were answered ask again, and
+their requests go along. It waits while the device still has work, or if fewer wait than were answered; for this share
+of the time of the answered batch, at least HOLD and at most LONGEST_HOLD."""
 
 _Running = tuple[PlannedBatch, list[WaitingTree], list[Callable[[], np.ndarray]]]
 
@@ -63,10 +65,10 @@ class Engine:
         self._reads_large = False  # True while the second thread makes trees
         self._running: SimpleQueue[_Running | None] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
-        self._answered, self._held_until = (
-            -HOLD,
-            0.0,
-        )  # time of the last answered batch; time from which a partly filled batch may start
+        # time until which the clients of the last answered batch may ask again, and the number of its trees
+        self._asked_by, self._answered = 0.0, 0
+        self._held_until = 0.0  # time from which a partly filled batch may start
+        self._tokens_in_flight = 0
         self._computing: list[
             Tree
         ] = []  # trees of the batches in flight, if the cache will keep their prefixes
@@ -231,6 +233,7 @@ class Engine:
         """Return the fullest batch, or the one with the oldest tree if that waited long; None if waiting is better."""
         with self._news:
             in_flight, computing = self._in_flight, list(self._computing)
+            answered, asked_by, running = self._answered, self._asked_by, self._tokens_in_flight
             if in_flight >= self.lanes + WAITING:
                 self._wake_below = self.lanes + WAITING
                 return None
@@ -248,11 +251,23 @@ class Engine:
             self._wake_below = in_flight
             return None
         planned = list(self._batcher([pool[place].made.tree for place in places], places))
-        if in_flight and len(planned) == 1:  # more requests may arrive while the device is busy
+        if len(planned) == 1 and (in_flight or len(places) < answered):  # more requests may arrive
             self._wake_below = self.lanes
-            self._held_until = self._answered + HOLD
+            self._held_until = asked_by
             if in_flight >= self.lanes or time.monotonic() < self._held_until:
                 return None
+        # Without a cache, small batches are padded to one of a few shapes.
+        if len(planned) == 1 and self.lanes > 1 and self._scorer.cache is not None:
+            trees = {place: pool[place].made.tree for place in places}
+            shared = take_share(
+                planned[0].members,
+                trees.__getitem__,
+                share=(planned[0].computed + running) / self.lanes,
+                kept=lambda tree: self._scorer.kept(tree).tokens,
+                first=[place for kind, place in oldest.items() if self._passed[kind] >= PATIENCE[kind]],
+            )
+            if len(shared) < len(places):
+                planned = list(self._batcher([trees[place] for place in shared], shared))
         chosen = max(planned, key=lambda batch: batch.computed)
         for kind, place in reversed(oldest.items()):
             if self._passed[kind] >= PATIENCE[kind]:
@@ -283,6 +298,7 @@ class Engine:
             return
         with self._news:
             self._in_flight += 1
+            self._tokens_in_flight += planned.computed
             if self._scorer.cache is not None:
                 self._computing += [ready.made.tree for ready in trees]
         self._running.put((planned, trees, scores))
@@ -291,6 +307,7 @@ class Engine:
         """Run a waiting thread: read scores from the device and hand them to their requests."""
         while (running := self._running.get()) is not None:
             planned, trees, scores = running
+            begun = time.monotonic()
             try:
                 rows = planned.take([np.asarray(computed(), np.float32) for computed in scores])
                 for ready, row in zip(trees, rows, strict=True):
@@ -303,6 +320,9 @@ class Engine:
             done = {id(ready.made.tree) for ready in trees}
             with self._news:
                 self._in_flight -= 1
-                self._answered = time.monotonic()
+                self._tokens_in_flight -= planned.computed
+                now = time.monotonic()
+                self._asked_by = now + min(max(HOLD_SHARE * (now - begun), HOLD), LONGEST_HOLD)
+                self._answered = len(trees)
                 self._computing = [tree for tree in self._computing if id(tree) not in done]
                 self._news.notify_all()

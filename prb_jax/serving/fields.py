@@ -13,6 +13,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Message, Post, read_profile
 from prb_jax.records.conversation import turns_of, with_context
+from prb_jax.records.foreign_fields import PERSON_NAMES
 from prb_jax.records.message import (
     CONTEXT_FIELDS,
     UNREAD_FIELDS,
@@ -50,10 +51,7 @@ _SPELLED = {
     "profileorder": "profile_order",
 }
 _MEANT = {wrong: field for name, field in _SPELLED.items() for wrong in _misspelt(name)}
-_MEANT |= dict.fromkeys(
-    ("user", "users", "person", "personid", "persona", "personas", "personaid"), "user_id"
-)
-_MEANT |= dict.fromkeys(("annotator", "annotatorid"), "user_id") | {"history": "profile", "posts": "profile"}
+_MEANT |= dict.fromkeys(("users", "personas", "personaid"), "user_id") | PERSON_NAMES
 """Maps near misses, in lower case and without marks between words, to the field that says whose reward it is."""
 
 _WORDS = ("user", "profile", "question", "history", "posts", "person", "annotator")

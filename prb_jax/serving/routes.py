@@ -20,8 +20,8 @@ import numpy as np
 
 from prb_jax.errors import listed, quote
 from prb_jax.records import fields as checks
-from prb_jax.records.comparison import Message
-from prb_jax.records.message import Messages, from_json, refuse_extras
+from prb_jax.records.comparison import Message, parsed_profile
+from prb_jax.records.message import Messages, refuse_extras
 from prb_jax.records.messages import split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
@@ -64,7 +64,7 @@ def score(body: Body) -> ScoreRequest:
     if "response_text" not in body:
         return _score_documents(body)
     query, response = fields.text(body, "query"), fields.text(body, "response_text")
-    profile = from_json(body.get("profile"))
+    profile = parsed_profile(body.get("profile"), WHERE)
     shown = isinstance(profile, str)
     if shown:
         query += checks.text(profile, WHERE, "profile")
@@ -190,7 +190,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
 def bare_number(body: Body) -> ScoreRequest:
     """``/slime``: {prompt, response}: the answer is the number itself. The prompt is a text or a conversation."""
     prompt = fields.prompt(body.get("prompt"), "prompt")
-    items = _answers(body, [prompt], [fields.text(body, "response")])
+    items = _answers(body, [prompt], [without_end_marks(fields.text(body, "response"))])
     return ScoreRequest(items, _number, _activation(body))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields as checks
-from prb_jax.records.comparison import Message, read_profile
+from prb_jax.records.comparison import Message, parsed_profile, read_profile
 from prb_jax.records.message import CONTEXT_FIELDS, from_json
 from prb_jax.records.messages import split_response
 from prb_jax.records.template_marks import template_mark, without_end_marks
@@ -44,7 +44,7 @@ def batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
 
 def verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
     extra = fields.Body(checks.mapping(extra_info, WHERE, "extra_info"), where=f"{WHERE}: extra_info")
-    prompt, profile = _first(extra, _QUESTION_KEYS), from_json(extra.get("profile"))
+    prompt, profile = _first(extra, _QUESTION_KEYS), parsed_profile(extra.get("profile"), WHERE)
     if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
     if isinstance(profile, str) and isinstance(prompt, str):  # the format of the paper's training data
@@ -170,8 +170,6 @@ def areal_item(columns: fields.Body) -> ChatItem:
     prompt, completion = columns["prompt"], columns["completions"]
     if isinstance(prompt, str):
         prompt = _first(columns, ("messages", "question", "prompt"))
-    if isinstance(completion, str):
-        completion = without_end_marks(completion)
     return _item(prompt, completion, columns, "completions")
 
 
@@ -182,7 +180,7 @@ def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
 def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatItem:
     """Return the item of a prompt and a completion, each a text or messages.
 
-    The last message of a completion is the response.
+    The last message of a completion is the response. A text loses the end-of-text token that some trainers leave.
 
     Args:
       about: Columns with the user and the profile.
@@ -199,7 +197,7 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
     else:
         messages = fields.messages(listed(prompt), "prompt")
     if isinstance(completion, str):
-        completion = str(completion)  # converts numpy strings too
+        completion = without_end_marks(str(completion))  # `str` converts numpy strings
     else:
         turns = fields.messages(listed(completion), name)
         if turns[-1].role != "assistant":

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import AT_A_TIME, ContinuedFn, empty_page, make_continued_fn
+from prb_jax.models.continued import ContinuedFn, empty_page, make_continued_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
@@ -23,7 +23,7 @@ from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams, with_equal_splits
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -31,7 +31,7 @@ from prb_jax.trees.sequences import (
     SequenceOptions,
     make_sequence_batch,
 )
-from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
 from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, Tree, build_tree
@@ -193,10 +193,8 @@ def open_tree_scorer(
             longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, multiple = chosen.tokens, chosen.multiple
-        if prefix_cache:  # a multiple of the layers' step; a stream keeps as many tokens as a full stream has
-            multiple = round_up(multiple, AT_A_TIME)
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
-        kept = lengths[-1] if prefix_cache else 0
+        kept = lengths[-1] if prefix_cache else 0  # as many tokens as a full stream has
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP), kept) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
     else:

@@ -35,6 +35,7 @@ class Question:
     Attributes:
       id: Id of the comparison.
       question: Text of its question.
+      responses: Texts of its two responses.
       information: Expected information, in nats.
       probability: Probability that the person prefers the first response.
       of_anybody: The same probability for an unknown person.
@@ -43,6 +44,7 @@ class Question:
 
     id: str
     question: str
+    responses: tuple[str, str]
     information: float
     probability: float
     of_anybody: float
@@ -121,6 +123,7 @@ def ask(
         Question(
             one.id,
             one.question,
+            (one.responses[0], one.responses[1]),
             float(information[q]),
             float(chance[q]),
             float(of_anybody[q]),

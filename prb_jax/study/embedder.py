@@ -48,7 +48,8 @@ from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import TooLongError
-from prb_jax.trees.packing import LEAST_SHARED, divided_at
+from prb_jax.trees.packing import LEAST_SHARED
+from prb_jax.trees.stream_shapes import divided_at
 from prb_jax.trees.tree import ScoredBatch, Tree, common_run
 
 POST_PROMPT: Final = "Write something that is typical of you."

@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,6 +144,8 @@ def personalise(
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
     check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
+    people = read_population(inputs.comparisons, blank_features(inputs.comparisons))
+    make_splits(people, by=split, seeds=seeds)  # an error about people comes before hours of features
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)
@@ -225,7 +228,8 @@ def people_of_study(
 
 
 def _check_shots(shots: Sequence[int]) -> None:
-    if not shots or min(shots) < 0 or len(set(shots)) < len(shots):
+    whole = all(isinstance(shot, Integral) for shot in shots)
+    if not shots or not whole or min(shots) < 0 or len(set(shots)) < len(shots):
         raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shots))}")
 
 

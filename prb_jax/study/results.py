@@ -28,7 +28,7 @@ NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins ar
 _WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (
     *(f"{name}{end}" for name in _WITH_INTERVAL for end in ("", "_ci95")),
-    *("ties", "ece", "brier", "p", "p_log_loss", "above_offset"),
+    *("ties", "half_credit_accuracy", "ece", "brier", "p", "p_log_loss", "above_offset"),
 )
 """Figures of how well a method learns from k comparisons."""
 
@@ -40,6 +40,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "reached": "people with at least this many; if there are none, accuracies, differences and p are null",
     "reason": "why the figures are null",
     "ties": "queries whose two responses have the same score",
+    "half_credit_accuracy": "(strict wins + ties / 2) / n",
     "accuracy": "strict wins / n; a tie is not a win. Every choice counts once, in the first split that asks for it",
     "user_accuracy": "mean over people of their accuracies",
     "accuracy_ci95": "95 % interval over people, two-way over people and responses where several people judge the same "
@@ -106,8 +107,19 @@ def results(
             simulated = [outcome.figures.get(CEILING, []) for outcome in outcomes["bayes"]]
             reached = {row["shots"] for row in of_part if row["reason"] is None}
             ceilings = _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
-            rows += [row for row in ceilings if row["shots"] in reached or row["method"] != CEILING]
+            rows += reached_ceilings(ceilings, reached)
     return rows
+
+
+def reached_ceilings(rows: Sequence[dict[str, Any]], reached: set[int]) -> list[dict[str, Any]]:
+    """Return the ceilings with shots that somebody reaches. The ceiling of a known person, whatever the shots, is shown
+    at the most of these."""
+    most = max(reached, default=0)
+    return [
+        row | {"shots": min(row["shots"], most)}
+        for row in rows
+        if row["shots"] in reached or row["method"] != CEILING
+    ]
 
 
 def subset_results(
@@ -210,6 +222,7 @@ def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]
         "user_accuracy": float(np.mean(counts.accuracy)),
         "user_accuracy_ci95": accuracy_interval(wins, clusters, per_user=True).bounds,
         "ties": int((margins == 0).sum()),
+        "half_credit_accuracy": float(wins.mean() + (margins == 0).mean() / 2),
         "short": few,
         "reached": len(counts.rows) - few,
         "reason": None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.errors import CheckpointError, quote, short_repr
+from prb_jax.errors import CheckpointError, listed, quote, short_repr
 from prb_jax.seams import get
 
 PLAIN = "plain"  # name of the built-in template, for models without one
@@ -25,6 +25,8 @@ PLAIN_TEMPLATE = (
 )
 """`User: ...`, a blank line, `Assistant: ...`, between the tokenizer's BOS and EOS."""
 
+_FOR_TOOLS = "tool_use"  # name of the template that transformers takes for conversations with tools
+
 
 @dataclass(frozen=True)
 class Template:
@@ -34,6 +36,7 @@ class Template:
     hash: str  # "sha256:..." of `text`, and of the variables if there are any
     reads_clock: bool  # True if it asks for the current date and gets a fixed date (:mod:`prb_jax.text.template_clock`)
     variables: tuple[tuple[str, Any], ...] = ()  # further inputs of the template, e.g. enable_thinking
+    tools_text: str | None = None  # Jinja text for conversations with tools, if the tokenizer has another one
 
     __repr__ = short_repr
 
@@ -70,18 +73,22 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
     Raises:
       CheckpointError: There is no template or no such file, or the template's use of the clock cannot be fixed.
     """
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
     if chat_template is None:
         try:
             text = tokenizer.get_chat_template()
         except ValueError as error:
+            found = "has no chat template to use; give one with --chat-template FILE"
+            if named:
+                names = listed(sorted(map(quote, named)))
+                found = f"names its chat templates {names}, and none 'default': choose one with --chat-template NAME"
             raise CheckpointError(
-                f"{where}: the tokenizer has no chat template to use; give one with --chat-template FILE,"
-                f" or ask for the built-in format with --chat-template {PLAIN}"
+                f"{where}: the tokenizer {found}, or ask for the built-in format with --chat-template {PLAIN}"
             ) from error
     elif chat_template == PLAIN:
         text = PLAIN_TEMPLATE
-    elif isinstance(tokenizer.chat_template, dict) and chat_template in tokenizer.chat_template:
-        text = tokenizer.chat_template[chat_template]
+    elif chat_template in named:
+        text = named[chat_template]
     elif "{{" in chat_template or "{%" in chat_template:
         text = chat_template
     else:
@@ -89,17 +96,32 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
             text = Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(
-                f"chat template {chat_template}: cannot be read ({error}); expected {PLAIN!r} or a file"
+                f"chat template {chat_template}: cannot be read ({error}); expected "
+                f"{listed([quote(PLAIN), *sorted(map(quote, named))])} or a file"
             ) from error
     if not isinstance(text, str):
         raise CheckpointError(f"{where}: chat_template: expected a text, found {quote(text)}")
-    fixed = get("templates", "clock").value(text, where=where) if "strftime_now" in text else text
+    fixed = _with_fixed_date(text, where)
     try:
         digest = hashlib.sha256(fixed.encode()).hexdigest()
     except UnicodeEncodeError as error:
         lone = f"half of a surrogate pair at character {error.start + 1}"
         raise CheckpointError(f"{where}: chat_template: expected Unicode text, found {lone}") from error
-    return Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
+    template = Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
+    with_tools = named.get(_FOR_TOOLS) if chat_template is None else None
+    if not isinstance(with_tools, str) or with_tools == text:
+        return template
+    fixed_tools = (
+        get("templates", "clock").value(with_tools, where=where)
+        if "strftime_now" in with_tools
+        else with_tools
+    )
+    both = hashlib.sha256(f"{digest} {fixed_tools}".encode()).hexdigest()
+    return replace(template, tools_text=fixed_tools, hash=f"sha256:{both}")
+
+
+def _with_fixed_date(text: str, where: str) -> str:
+    return get("templates", "clock").value(text, where=where) if "strftime_now" in text else text
 
 
 PLACEHOLDERS = ("image_token_id", "video_token_id")

@@ -8,6 +8,7 @@ the `paper` protocol does so.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import re
@@ -36,6 +37,12 @@ from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_templ
 ANSWER = "An answer."
 _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
+
+
+@functools.lru_cache(maxsize=16)
+def _words_of(template: str) -> frozenset[str]:
+    """Return the words of a template, including the names of the fields that it reads."""
+    return frozenset(re.findall(r"\w+", template))
 
 
 class TokenizerIds:
@@ -137,7 +144,7 @@ class ChatTokenizer(TokenizerIds):
         arguments = {f"chat_template_kwargs.{name}" for name in context.get("chat_template_kwargs", ())}
         tools = {"tools"} & context.keys()
         for name in sorted(said | arguments | tools):
-            if name.rpartition(".")[2] not in self._words:
+            if name.rpartition(".")[2] not in _words_of(self._template_text(context)):
                 raise DataError(
                     f"it does not read {name!r}, so a score would be of a conversation without it"
                 )
@@ -146,11 +153,6 @@ class ChatTokenizer(TokenizerIds):
     def _special_tokens(self) -> dict[str, Any]:
         """Special tokens by name; the tokenizer builds this dict anew at each access, too slow for every text."""
         return dict(self.tokenizer.special_tokens_map)
-
-    @cached_property
-    def _words(self) -> frozenset[str]:
-        """Words of the template, including the names of the fields that it reads."""
-        return frozenset(re.findall(r"\w+", self.template.text))
 
     def rendered_mark(self, text: str) -> str | None:
         return get("templates", "own mark").value(self, text)
@@ -182,7 +184,12 @@ class ChatTokenizer(TokenizerIds):
         given = {**self._special_tokens, "tools": context.get("tools"), "documents": None}
         given |= {"add_generation_prompt": generation_prompt, **dict(self.template.variables)}
         given |= context.get("chat_template_kwargs", {})
-        return get("templates", "compile").value(self.template.text)(messages=spoken, **given)
+        return get("templates", "compile").value(self._template_text(context))(messages=spoken, **given)
+
+    def _template_text(self, context: Mapping[str, Any]) -> str:
+        """Return the template for a conversation with these tools, as transformers chooses it."""
+        with_tools = self.template.tools_text if context.get("tools") else None
+        return self.template.text if with_tools is None else with_tools
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, int32, without adding special tokens and without truncation."""

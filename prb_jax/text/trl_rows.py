@@ -11,6 +11,7 @@ from typing import Any
 from prb_jax.errors import DataError, quote
 from prb_jax.records.conversation import is_rendered, turns_of
 from prb_jax.records.intake import Records
+from prb_jax.records.message import Message, joined_parts
 from prb_jax.records.sources.reading import each_comparison
 from prb_jax.text.visible import TextProtocol, visible
 
@@ -49,11 +50,11 @@ def trl_rows(
         if "tools" in about:
             about["tools"] = json.dumps(about["tools"])
         rendered = is_rendered(comparison.prompt)
-        prompt: Any = [turn.as_dict() for turn in seen.prefix_messages]
+        prompt: Any = [_message(turn) for turn in seen.prefix_messages]
         if rendered:
             prompt = comparison.prompt[0].content
         answers: list[Any] = [
-            text if rendered else [turn.as_dict() for turn in turns_of(text)] for text in seen.responses
+            text if rendered else [_message(turn) for turn in turns_of(text)] for text in seen.responses
         ]
         pairs = [
             (better, worse)
@@ -67,3 +68,9 @@ def trl_rows(
                 yield {"id": name, **{side: prompt + answer for side, answer in sides.items()}, **about}
             else:
                 yield {"id": name, "prompt": prompt, **sides, **about}
+
+
+def _message(turn: Message) -> dict[str, Any]:
+    """Return a message whose content is one text: many templates lose a list of parts, and a column has one type."""
+    given = turn.as_dict()
+    return given | {"content": joined_parts(given["content"])} if "content" in given else given

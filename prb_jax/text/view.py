@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.errors import DataError, PrbWarning, short_repr
+from prb_jax.errors import DataError, PrbWarning, quote, short_repr
 from prb_jax.records.options import option
 from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
 
@@ -38,10 +39,10 @@ class View:
     order_claim: OrderClaim = OrderClaim.RECORDED
 
     def __post_init__(self) -> None:
-        if self.profile_posts < 0:
-            raise DataError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
-        if self.max_length is not None and self.max_length < 1:
-            raise DataError(f"max_length: expected at least 1, found {self.max_length}")
+        if not isinstance(self.profile_posts, Integral) or self.profile_posts < 0:
+            raise DataError(f"profile_posts: expected 0 or more, found {quote(self.profile_posts)}")
+        if self.max_length is not None and (not isinstance(self.max_length, Integral) or self.max_length < 1):
+            raise DataError(f"max_length: expected at least 1, found {quote(self.max_length)}")
 
     @property
     def wording(self) -> dict[str, str]:

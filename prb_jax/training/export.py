@@ -20,7 +20,7 @@ from prb_jax.models.checkpoints.hf_map import LeafMap, leaf_maps
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
+from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
 from prb_jax.models.model import abstract_model
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_MORE_TEMPLATES = "additional_chat_templates"  # transformers' folder of named templates
 _TEMPLATE = "chat_template.jinja"
 
 Write = Callable[[Path], None]  # writes the files of a folder that is renamed into place when complete
@@ -80,12 +81,9 @@ def export_adapter(
 ) -> None:
     """Write the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
-    For the arguments and errors see :func:`export_model`. `params` must have adapters; those with an
-    :func:`adapter_refusal` raise RunError.
+    For the arguments and errors see :func:`export_model`. `params` must have adapters.
     """
     lora = settings.lora
-    if refusal := adapter_refusal(lora):
-        raise RunError(refusal)
     layers = abstract_model(start.config, layers=tuple(params["layers"])).layers
     declared = {name: each for name, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
     factors = {name: params["layers"][name] for name in declared}
@@ -107,6 +105,11 @@ def export_adapter(
         return ".".join(
             parts[parts.index("{layer}") + 1 :] if start.config.experts is not None else parts[-1:]
         )
+
+    # As names of modules, PEFT would take these for the experts'; as names of tensors it does not.
+    beside = {
+        key for key, many in adapted.items() if many[0].path[-1].startswith(("dense_", "shared_"))
+    }  # fmt: skip
 
     def contiguous(array: Any) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(array, np.float32))
@@ -138,14 +141,17 @@ def export_adapter(
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": sorted(short(key) for key in adapted),
+            "target_modules": sorted(short(key) for key in adapted.keys() - beside),
             "modules_to_save": [*head] or None,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
             "use_rslora": False,
         }
-        described |= {"target_parameters": sorted(f"mlp.experts.{name}" for name in of_experts) or None}
+        parameters = [f"mlp.experts.{name}" for name in of_experts] + [
+            f"{short(key)}.weight" for key in beside
+        ]
+        described |= {"target_parameters": sorted(parameters) or None}
         fused = {short(key): len(many) for key, many in adapted.items() if many[0].pieces}
         if fused := fused | {
             f"mlp.experts.{name}": len(many) for name, many in of_experts.items() if many[1:]
@@ -157,17 +163,6 @@ def export_adapter(
         more(partial)
 
     on_first_process(lambda: write_whole(folder, write))
-
-
-def adapter_refusal(lora: LoraConfig) -> str:
-    """Return the reason why adapters of a model cannot be exported for PEFT; "" if they can."""
-    beside = [name for name in lora.targets if name.startswith(("dense_", "shared_"))]
-    if not beside:
-        return ""
-    return (
-        f"lora.targets: {', '.join(beside)} are matrices beside experts, whose names PEFT reads as those of experts; "
-        "export the whole model"
-    )
 
 
 def _peft_factors(
@@ -230,6 +225,9 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
     else:
         for name in TOKENIZER_FILES:
             copy_file(source / name, folder / name)
+        for path in sorted((source / _MORE_TEMPLATES).glob("*.jinja")):
+            (folder / _MORE_TEMPLATES).mkdir(exist_ok=True)
+            copy_file(path, folder / _MORE_TEMPLATES / path.name)
     text = tokenizer.template.text
     if tokenizer.template.reads_clock:  # omit the macro that fixes the clock; loading adds it again
         text = text.partition("{% endmacro %}\n")[2]

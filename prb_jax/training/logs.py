@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import json
 import math
 import os
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.platform.extras import need_extra
 from prb_jax.records.options import flat_settings
 from prb_jax.records.reading import bounded_lines, parse_json
@@ -152,6 +153,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     file = Path(path)
     rows, last = read_steps(file, what="metrics"), 0
     for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if type(value) not in (int, float):
+                found = quote(str(value)) if isinstance(value, str) else json.dumps(value)
+                raise RunError(f"{file}:{number}: field {name!r}: expected a number, found {found}; {_HINT}")
         if "loss" in row:
             if row["step"] <= last:
                 raise RunError(f"{file}:{number}: a second row of step {row['step']}; {_HINT}")
@@ -278,12 +283,15 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
         figure.savefig(file, dpi=120, format="png")
 
 
-def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
+def curves_figure(
+    rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6), panel: str | None = None
+) -> Figure:
     """Plot training metrics (with running means) and validation metrics against the step.
 
     Args:
       rows: Lines of `metrics.jsonl`.
       size: Width and height in inches.
+      panel: The only metric to plot; by default all of `panels_of`.
 
     Raises:
       RunError: Matplotlib is not installed.
@@ -295,6 +303,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
         return [row["step"] for row in rows if name in row], [row[name] for row in rows if name in row]
 
     figure, panels = Figure(figsize=size, layout="constrained"), panels_of(rows)
+    explained = next(iter(panels))
+    panels = panels if panel is None else {panel: panels[panel]}
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, title) in zip(axes, panels.items(), strict=True):
         steps, values = series(name)
@@ -309,7 +319,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
         axis.set_xlabel("step")
         axis.set_title(title)
         axis.grid(alpha=0.3)
-    axes[0].legend()
+        if name == explained:
+            axis.legend()
     return figure
 
 

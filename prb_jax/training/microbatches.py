@@ -14,6 +14,7 @@ from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import mixing_flops, stream_flops
 from prb_jax.models.model import matrix_flops_per_token
+from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.records.items import Held, Items
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
@@ -22,8 +23,9 @@ from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
 from prb_jax.training.memory import StepMemory
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.packing import StreamOptions, StreamShape, with_equal_splits
+from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
+from prb_jax.trees.stream_shapes import with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
@@ -101,13 +103,14 @@ class Layout:
             groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
             count, config = batch.tokens.size, self.config
+            reads_only = is_pointwise(config)
             yield Microbatch(
                 batch,
                 groups,
                 packed[0].shape.reads,
                 tokens,
-                flops=stream_flops(batch, config),
-                mixing_flops=mixing_flops(batch, config),
+                flops=stream_flops(batch, config, reads_only=reads_only),
+                mixing_flops=mixing_flops(batch, config, reads_only=reads_only),
                 activations=count * self.memory.kept(self.memory.policy(count)),
             )
 

@@ -44,7 +44,9 @@ class Microbatch:
     ]  # indices within the step of the trees of each stream; a single group for sequences
     rows: int  # capacity of a group in trees
     tokens: int  # computed tokens, without padding
-    flops: float  # analytic FLOPs of a forward pass, without padding
+    # analytic FLOPs of a forward pass without padding; the last layer counts only at the batch's read places, if the
+    # head uses no others
+    flops: float
     mixing_flops: float  # the part in attention and recurrent states
     activations: float  # approximate bytes that the backward pass keeps
     extras: Any = None  # further inputs of the loss, set once known

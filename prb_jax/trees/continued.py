@@ -6,6 +6,7 @@ are only attended to; all other tokens are computed. Keys and values are cached 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,17 +98,24 @@ class LaidBehind:
         room = len(old_keys) * BLOCK
 
         def page_of(columns: np.ndarray) -> Page:
-            if columns[0] >= room and columns[-1] - columns[0] == PAGE - 1:  # one run, the usual case
-                run = slice(columns[0] - room, columns[-1] - room + 1)
-                return Page(keys[:, :, run].copy(), values[..., run].copy())
-            is_new, new = columns >= room, np.maximum(columns - room, 0)
-            block, place = np.divmod(np.minimum(columns, room - 1), BLOCK)
-            kept_keys = np.moveaxis(old_keys[block, :, :, place], 0, 2)
-            kept_values = np.moveaxis(old_values[block, :, :, :, place], 0, 3)
-            return Page(
-                np.where(is_new[:, None], keys[:, :, new], kept_keys),
-                np.where(is_new, values[..., new], kept_values),
-            )
+            """Copy a page run by run; a run is of computed keys, or lies in one block of old ones."""
+            layers, heads, _, size = keys.shape
+            page_keys = np.empty((layers, heads, PAGE, size), keys.dtype)
+            page_values = np.empty((layers, heads, size, PAGE), values.dtype)
+            begins = (np.diff(columns) != 1) | (columns[1:] == room)
+            begins |= (columns[1:] < room) & (columns[1:] % BLOCK == 0)
+            for start, end in itertools.pairwise([0, *(np.flatnonzero(begins) + 1).tolist(), PAGE]):
+                first = int(columns[start])
+                of_keys, of_values, place = keys, values, first - room
+                if first < room:
+                    block, place = divmod(first, BLOCK)
+                    of_keys, of_values = old_keys[block], old_values[block]
+                run = slice(place, place + end - start)
+                page_keys[:, :, start:end], page_values[..., start:end] = (
+                    of_keys[:, :, run],
+                    of_values[..., run],
+                )
+            return Page(page_keys, page_values)
 
         made: dict[bytes, Page] = {}  # by columns, because several prefixes share a page
         found = []

@@ -1,9 +1,9 @@
 """Visibility tables of packed streams for attention kernels, and stream options for these kernels.
 
 - :class:`StepTable`: steps of the TPU kernel (:mod:`prb_jax.models.attention.stream_kernel`). A step is a block of
-  queries and a block of keys of which a query sees at least one. Steps of one block of queries are consecutive; in
-  `by_key`, for derivatives by keys, steps of one block of keys. The number of steps is the number of such pairs,
-  independent of the size of the table.
+  queries and a block of keys of which a query sees at least one, and the area of the two that is computed. Steps of
+  one block of queries are consecutive; in `by_key`, for derivatives by keys, steps of one block of keys. The number
+  of steps is the number of such pairs, independent of the size of the table.
 - :class:`KeyTable`: keys of each block, for a kernel without trees (cuDNN). A block is some hundred consecutive tokens
   of a stream. Tokens are in depth-first order, so a branch that ends before the block ends for the whole block: before
   the block, its tokens see what its first token sees. The keys of a block are this path, which the table lists, and
@@ -21,6 +21,7 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.packing import StreamOptions, coarse_length
+from prb_jax.trees.step_areas import TILE, area_tiles, smallest_areas
 from prb_jax.trees.stream_tables import meeting_blocks, query_order, round_up
 from prb_jax.trees.tree import Tree
 
@@ -28,10 +29,9 @@ STEP_BLOCK = 512
 """Maximum queries, and keys, of one step of the kernel. A block of scores with its intermediate results needs four
 arrays of 512 x 512 float32 numbers, a quarter of the smallest chip's fast memory."""
 
-LANES = 128  # minimum queries and keys of a step: the width of a TPU's vector registers
-
-FIRST, LAST, PARTLY = 1, 2, 4
-"""Flags of a step: first of its block; last of its block; some query does not see all keys, so a mask is needed."""
+FIRST, LAST, AREA, OFFSET = 1, 2, 4, 256
+"""Flags of a step: first of its block; last of its block. The units of two numbers beside the flags: the area that is
+computed (:mod:`prb_jax.trees.step_areas`), and its first tile of keys."""
 
 KEY_COLUMNS = 64  # numbers of keys are multiples of this: cuDNN is slow with, or rejects, unaligned masks
 
@@ -54,7 +54,7 @@ class StepTable:
 
     by_query: np.ndarray | jax.Array
     """[S, P, 4, C], four numbers per step: the block of queries within its part (:func:`query_order`), the block of
-    keys, the flags, and the block of queries within the stream; 0 after the last step."""
+    keys, the flags with area and offset, and the block of queries within the stream; 0 after the last step."""
     by_key: np.ndarray | jax.Array
     """The same steps, grouped by block of keys. A block of keys that no query of the part sees also has a step, which
     writes its zero derivatives."""
@@ -62,6 +62,13 @@ class StepTable:
     block: int = field(metadata={"static": True})  # Q
 
     __repr__ = short_repr
+
+    def computed_pairs(self) -> np.ndarray:
+        """Return the pairs of a query and a key that the forward pass of one head computes, float64 [S, P]."""
+        steps, counts = np.asarray(self.by_query), np.asarray(self.counts)
+        tiles = area_tiles(self.block // TILE)[steps[:, :, 2] % OFFSET // AREA]
+        real = np.arange(steps.shape[-1]) < counts[:, :, :1]
+        return (tiles * real).sum(axis=-1) * float(TILE**2)
 
 
 def step_table(
@@ -83,13 +90,15 @@ def step_table(
       parts: Number of parts that split the queries of a stream; if several, N is a multiple of 2 * parts * block.
     """
     order = query_order(until.shape[1] // block, parts)
-    blocks = order.size
+    blocks, tiles = order.size, block // TILE
     room = int((order + 1).sum(axis=1).max()) + (blocks if parts > 1 else 0)
     by_query, by_key = np.zeros((2, len(until), parts, 4, room), np.int32)
     counts = np.zeros((len(until), parts, 2), np.int32)
     for row, stream in enumerate(zip(until, positions, used, strict=True)):
-        some, every = meeting_blocks(*stream, block=block, window=window)
-        some |= np.eye(blocks, dtype=bool)  # padding sees itself
+        fine, seen = meeting_blocks(*stream, block=TILE, window=window)
+        fine |= np.eye(len(fine), dtype=bool)  # padding sees itself
+        meeting, seen = (x.reshape(blocks, tiles, blocks, tiles).swapaxes(1, 2) for x in (fine, seen))
+        some, every = np.asarray(meeting.any(axis=(2, 3))), np.asarray(seen.all(axis=(2, 3)))
         for part, numbers in enumerate(order):
             meets = some[numbers]
             for steps, outer in ((by_query[row, part], 0), (by_key[row, part], 1)):
@@ -102,8 +111,9 @@ def step_table(
                 steps[outer, :count], steps[1 - outer, :count] = pairs
                 steps[3, :count] = numbers[steps[0, :count]]
                 last = np.append(new[1:], True)
-                partly = ~every[steps[3, :count], steps[1, :count]]
-                steps[2, :count] = FIRST * new + LAST * last + PARTLY * partly
+                step = steps[3, :count], steps[1, :count]
+                areas, offsets = smallest_areas(meeting[step], every[step])
+                steps[2, :count] = FIRST * new + LAST * last + AREA * areas + OFFSET * offsets
     return StepTable(by_query, by_key, counts, block)
 
 
@@ -216,7 +226,7 @@ def for_table(options: StreamOptions, table: str) -> StreamOptions:
 def for_kernel(options: StreamOptions) -> StreamOptions:
     """Return the options for the kernel with step tables."""
     large = replace(options, block=STEP_BLOCK)
-    return large.of_blocks(STEP_BLOCK if options.tokens >= large.multiple else LANES, kernel=True)
+    return large.of_blocks(STEP_BLOCK if options.tokens >= large.multiple else TILE, kernel=True)
 
 
 def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> StreamOptions:

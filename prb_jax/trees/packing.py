@@ -15,12 +15,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prb_jax.errors import short_repr
+from prb_jax.trees.even_work import with_even_pairs
 from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.tree import Tree, common_run
 
@@ -53,6 +53,9 @@ class StreamOptions:
     parts: int = 1  # parts into which the mesh axis `sequence` splits the queries of a stream
     window: int | None = None  # window of the model's sliding layers, if any
     taps: int | None = None  # taps of the causal convolutions of the model's recurrent layers, if any
+    rope_switch: int | None = None
+    """Conversations of more tokens than this have other rotary angles and share no prefix with shorter ones (LongRoPE);
+    None if all have the same."""
     kernel: bool = (
         False  # True for an attention kernel with step tables: see :mod:`prb_jax.trees.kernel_tables`
     )
@@ -121,6 +124,8 @@ def pack_streams(
     bins = first_fit(fitting, shape)
     if len(options.fixed) <= 1:  # with several shapes, a nearly empty stream can get a shorter shape
         bins = balanced(bins, shape)
+        if options.kernel:
+            bins = with_even_pairs(bins, shape, ordered.pairs_of)
     lengths = options.fixed or _short(bins, shape, options)
     for units in bins:
         least = next((known for known in lengths if _fit(units, known)), shape)
@@ -161,6 +166,9 @@ class SortedTrees:
     """[3, n], responses that occur in several trees with the same prefix, one column per occurrence: the tree's place,
     in ascending order, the number of the response, and its tokens. A stream computes each such response once."""
 
+    pairs: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """About the number of pairs of tokens of each tree by itself that see each other, for kernels."""
+
     __repr__ = short_repr
 
     def saved(self, which: slice | np.ndarray) -> int:
@@ -168,6 +176,11 @@ class SortedTrees:
         _, numbers, tokens = self.repeated[:, which]
         first = np.unique(numbers, return_index=True)[1]
         return int(tokens.sum() - tokens[first].sum())
+
+    def pairs_of(self, unit: Unit) -> float:
+        """Return about the number of pairs of tokens of a unit that see each other."""
+        twice = self.shared[unit.start + 1 : unit.stop]
+        return float(self.pairs[unit.start : unit.stop].sum() - (twice**2).sum() / 2)
 
     def shared_by(self, place: int, later: int) -> int:
         """Return the length of the prefix that the trees at two places share: the minimum of `shared` between them."""
@@ -194,20 +207,29 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
       kept: Number of first tokens of each tree with cached keys and values; 0 if not given.
     """
     order = list(range(len(trees)))
+    groups = [len(tree.groups(options.rope_switch)) for tree in trees]
+    # 0 for conversations of the usual rotary angles, 1 for longer ones, 2 for both.
+    kinds = [
+        2 if count > 1 else int(_is_long(tree, options)) for tree, count in zip(trees, groups, strict=True)
+    ]
     if options.share:
         # Big-endian bytes sort in the order of the ids.
         keys = [tree.prefix.astype(">i4").tobytes() for tree in trees]
-        order.sort(key=keys.__getitem__)
+        order.sort(key=lambda index: (kinds[index], keys[index]))
     shared = np.zeros(len(order), np.int64)
     for place in range(1, len(order) if options.share else 0):
-        before, prefix = trees[order[place - 1]].prefix, trees[order[place]].prefix
+        one, other = order[place - 1], order[place]
+        if kinds[one] != kinds[other] or kinds[one] == 2:
+            continue
+        before, prefix = trees[one].prefix, trees[other].prefix
         run = common_run([before, prefix])
         # Equal prefixes are always shared, so equal conversations have bitwise equal scores.
         shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
 
-    def tokens_of(tree: Tree) -> int:
+    def tokens_of(index: int) -> int:
+        tree = trees[index]
         distinct = {response.tobytes() for response in tree.responses}
-        return len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
+        return groups[index] * len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
 
     repeated: list[tuple[int, int, int]] = []
     known: dict[bytes, int] = {}  # number of each response to the prefix
@@ -223,51 +245,24 @@ def sort_trees(trees: Sequence[Tree], options: StreamOptions, kept: Sequence[int
     several = np.bincount(rows[1], minlength=1)[rows[1]] > 1
     return SortedTrees(
         order=np.asarray(order, np.int64),
-        tokens=np.asarray([tokens_of(trees[index]) for index in order], np.int64),
+        tokens=np.asarray([tokens_of(index) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
+        pairs=np.asarray([token_pairs(trees[index]) for index in order], np.int64),
         shared=shared,
         kept=np.asarray([kept[index] for index in order] if kept else np.zeros(len(order)), np.int64),
         repeated=rows[:, several],
     )
 
 
-def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
-    """Return the trees with the same split into prefix and responses for trees with a common conversation.
-
-    A stream then computes the common conversation once. Prefixes become shorter by at most :data:`LEAST_SHARED` tokens,
-    which the responses of their tree no longer share.
-    """
-    group = list(range(len(trees)))  # group of each tree
-    members = {index: [index] for index in group}
-    shortest, longest = ([len(tree.prefix) for tree in trees] for _ in range(2))
-    first: dict[bytes, int] = {}
-    for index, tree in enumerate(trees):
-        begun = blake2b(tree.prefix.tobytes(), digest_size=16)
-        for response in tree.responses:
-            whole = begun.copy()
-            whole.update(response.tobytes())
-            one, other = group[first.setdefault(whole.digest(), index)], group[index]
-            low, high = min(shortest[one], shortest[other]), max(longest[one], longest[other])
-            if one != other and high - low <= LEAST_SHARED:
-                one, other = sorted((one, other), key=lambda number: -len(members[number]))
-                members[one] += (moved := members.pop(other))
-                shortest[one], longest[one] = low, high
-                for member in moved:
-                    group[member] = one
-    return [divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
+def _is_long(tree: Tree, options: StreamOptions) -> bool:
+    tokens = len(tree.prefix) + sum(map(len, tree.responses[:1]))
+    return options.rope_switch is not None and tokens > options.rope_switch
 
 
-def divided_at(tree: Tree, length: int) -> Tree:
-    """Return the tree with its prefix cut to `length` tokens; the rest moves to the responses."""
-    moved = tree.prefix[length:]
-    if not len(moved):
-        return tree
-    return replace(
-        tree,
-        prefix=tree.prefix[:length],
-        responses=tuple(np.concatenate([moved, response]) for response in tree.responses),
-        read=tuple(read + len(moved) for read in tree.read),
-    )
+def token_pairs(tree: Tree) -> int:
+    """Return about the number of pairs of tokens of a tree that see each other."""
+    prefix = len(tree.prefix)
+    return prefix**2 // 2 + sum(len(ids) * (prefix + len(ids) // 2) for ids in tree.responses)
 
 
 def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int, most_kept: int = 0) -> list[Unit]:

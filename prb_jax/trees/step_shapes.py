@@ -16,6 +16,7 @@ from prb_jax.trees.packing import (
     in_batches,
     pack_streams,
     sort_trees,
+    token_pairs,
     total_reads,
     total_tokens,
 )
@@ -137,9 +138,5 @@ def _on_one_device(large: int, length: int, small: int, short: int) -> float:
 
 def _pairs(trees: Sequence[Tree], stream: PackedStream) -> float:
     """Return the approximate number of token pairs in the attention of a stream."""
-    total = 0.0
-    for member, shared in zip(stream.members, stream.shared, strict=True):
-        prefix = len(trees[member].prefix)
-        total += (prefix**2 - shared**2) / 2
-        total += sum(len(ids) * (prefix + len(ids) / 2) for ids in trees[member].responses)
-    return total
+    members = zip(stream.members, stream.shared, strict=True)
+    return sum(token_pairs(trees[member]) - shared**2 / 2 for member, shared in members)

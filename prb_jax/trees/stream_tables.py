@@ -107,18 +107,15 @@ def _within_window(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays bool [queries, keys]: some visible pair of tokens is within the window; all pairs are."""
     count = len(until) // block
-    places = np.arange(len(until))
     near, whole = np.zeros((count, count), bool), np.zeros((count, count), bool)
     for query in range(real):
         low, high = query * block, (query + 1) * block
-        # Trees that begin within the block see no keys before it. The smallest position of the other queries
-        # bounds the distance from below.
-        of_queries = positions[low:high]
-        begins = np.flatnonzero(of_queries == 0)
-        before = of_queries[: begins[0]] if len(begins) else of_queries
-        nearest = positions.copy()
-        nearest[:low] = before.min(initial=np.iinfo(np.int32).max)
-        seen = (until > low) & (places < high)
-        near[query] = (seen & (nearest - positions < window)).reshape(count, block).any(axis=1)
-        whole[query] = (of_queries.max() - positions < window).reshape(count, block).all(axis=1)
+        of_queries, keys = positions[low:high], np.flatnonzero(until[:low] > low)
+        # Queries see a key up to its end; the nearest one has the smallest position.
+        nearest = np.minimum.accumulate(of_queries)[np.minimum(until[keys] - low, block) - 1]
+        near[query, keys[nearest - positions[keys] < window] // block] = True
+        near[query, query] = True
+        whole[query, : query + 1] = (
+            (of_queries.max() - positions[:high] < window).reshape(-1, block).all(axis=1)
+        )
     return near, whole

@@ -50,6 +50,8 @@ class StreamBatch:
     window_blocks: BlockTable | StepTable | KeyTable | None
     """The same table for layers with a sliding window; None for a model without such layers."""
     chunks: ChunkTable | None = None  # chunks of recurrent layers; None for a model without such layers
+    long: np.ndarray | jax.Array | None = None
+    """[S, N], bool: tokens of conversations beyond `StreamOptions.rope_switch`; None for a model without one."""
     places: np.ndarray | jax.Array | None = None
     """[B, K], index among the S * M read places of each response of B trees; arbitrary for absent responses. If None,
     scores are returned by read place."""
@@ -77,7 +79,7 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     shape = packed[0].shape
     empty = PackedStream(shape, (), (), 0)
     streams = [*packed, *[empty] * (options.streams - len(packed))]
-    laid = [lay_stream(trees, stream) for stream in streams]
+    laid = [lay_stream(trees, stream, options.rope_switch) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, *_ in laid]) for name in laid[0][0]}
     used = np.asarray([tokens for _, tokens, _ in laid])
 
@@ -96,7 +98,16 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
             ends[row, arrays["ends"][row, :conversations]] = True
         cut = get("recurrent layers", "chunks").value
         chunks = cut(arrays["previous"], ends, used, taps=options.taps)
-    return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window, chunks=chunks)
+    long = None
+    if options.rope_switch is not None:
+        long = _of_long(arrays["until"], arrays["positions"], options.rope_switch)
+    return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window, chunks=chunks, long=long)
+
+
+def _of_long(until: np.ndarray, positions: np.ndarray, longest: int) -> np.ndarray:
+    """Return the mask of tokens that are seen by a token of a later position than ``longest`` allows, bool [S, N]."""
+    before = np.pad(np.cumsum(positions >= longest, axis=1), ((0, 0), (1, 0)))
+    return np.take_along_axis(before, until, axis=1) > before[:, :-1]
 
 
 def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
@@ -111,9 +122,17 @@ def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
     return places
 
 
-def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int, int]:
+def lay_stream(
+    trees: Sequence[Tree], stream: PackedStream, rope_switch: int | None = None
+) -> tuple[dict[str, np.ndarray], int, int]:
     """Return the arrays of one stream (without the axis S), its number of tokens including cached ones, and its
     number of conversations.
+
+    Args:
+      trees: All packed trees.
+      stream: Members of the stream.
+      rope_switch: :attr:`StreamOptions.rope_switch`. A tree with conversations on both sides is laid as two, the
+        shorter ones first.
 
     Raises:
       ValueError: The trees do not fit.
@@ -164,17 +183,22 @@ def lay_stream(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, n
         if shared != length or len(tree.prefix) != length or not shared:
             known.clear()
         close(shared)
-        if len(tree.prefix) > shared:
-            first = write(tree.prefix[shared:], shared)
-            path.append((shared, first))
-            length = len(tree.prefix)
-        for response, offset in zip(tree.responses, tree.read, strict=True):
-            ids = response.tobytes()
-            if ids not in known:
-                known[ids] = write(response, len(tree.prefix))
-                until[known[ids] : at] = at
-            reads[read], ends[read] = known[ids] + offset, known[ids] + len(response) - 1
-            read += 1
+        for group in tree.groups(rope_switch):
+            if group != tree.groups(rope_switch)[0]:  # the longer ones have another prefix
+                close(0)
+            if len(tree.prefix) > length:
+                first = write(tree.prefix[length:], length)
+                path.append((length, first))
+                length = len(tree.prefix)
+            for number in group:
+                response = tree.responses[number]
+                ids = response.tobytes()
+                if ids not in known:
+                    known[ids] = write(response, len(tree.prefix))
+                    until[known[ids] : at] = at
+                slot = read + number
+                reads[slot], ends[slot] = known[ids] + tree.read[number], known[ids] + len(response) - 1
+        read += len(tree.responses)
     close(0)
     arrays = {
         "tokens": tokens, "positions": positions, "until": until, "previous": previous, "reads": reads, "ends": ends,

@@ -56,6 +56,19 @@ class Tree:
         """(p, K, r): prefix length, number of responses, length of the longest response."""
         return len(self.prefix), len(self.responses), max(len(response) for response in self.responses)
 
+    def groups(self, rope_switch: int | None) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the responses that can share the prefix: all, or shorter and longer conversations.
+
+        Args:
+          rope_switch: Conversations of more tokens have other rotary angles; None if all have the same.
+        """
+        every = tuple(range(len(self.responses)))
+        if rope_switch is None:
+            return (every,)
+        lengths = [len(self.prefix) + len(response) for response in self.responses]
+        groups = [tuple(k for k in every if (lengths[k] > rope_switch) == long) for long in (False, True)]
+        return tuple(group for group in groups if group) or (every,)
+
     @property
     def equal_to(self) -> tuple[int, ...]:
         """Index of the first response with the same tokens and read position, for each response."""

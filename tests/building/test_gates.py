@@ -156,7 +156,7 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
     assert (figure.passed, figure.note) == (False, "m 0.500, n 1.000")
     assert measure_blind_rewards(pairs, {"m": wins["m"]}, gates=SETTINGS).passed
     few = [pair for pair in pairs if pair.comparison.user_id == pairs[0].comparison.user_id]
-    assert "no interval: 1 users" in measure_length(few, gates=SETTINGS).note
+    assert "no interval: 1 user;" in measure_length(few, gates=SETTINGS).note
 
 
 def flipped(

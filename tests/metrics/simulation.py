@@ -1,24 +1,31 @@
 """What share of the intervals holds the true value, and how wide they are: the tables of `docs/statistics.md`.
 
-python -m tests.metrics.simulation --repeats 300      # or `make intervals`
+python -m tests.metrics.simulation --repeats 1000 --out build/intervals.jsonl      # or `make intervals`
 
-The table by numbers of users has many more cells, and a quarter of the repeats.
+Each figure is appended to the file, so the same call continues a killed run; `--jobs` processes share the work. The
+table by numbers of users has many more cells, and a quarter of the repeats.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, crossed_keys
 from prb_jax.metrics.coverage import coverage as share_served
-from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.paired import LEVEL, holm
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,
@@ -92,13 +99,15 @@ def cell(design, accuracy, responses, effects, *, repeats, seed=0, names=ESTIMAN
         noise = rng.standard_normal((len(user), responses - 1)).min(axis=1)
         return shift[responses] + common + rest * noise
 
-    found = {name: [] for name in names}
+    same = {"user mean"} if "accuracy" in names and not design.skew else set()  # users have as many rows each
+    found = {name: [] for name in names if name not in same}
     for _ in range(repeats):
         one, other = margins(), margins()
-        for name in names:
+        for name, values in found.items():
             value, bounds = _estimate(name, one, other, user, clusters, responses)
-            found[name].append((value, *bounds))
-    return {name: _measured(np.array(values)) for name, values in found.items()}
+            values.append((value, *bounds))
+    measured = {name: _measured(np.array(values)) for name, values in found.items()}
+    return {name: measured["accuracy" if name in same else name] for name in names}
 
 
 def _estimate(name, one, other, user, clusters, responses):
@@ -130,16 +139,42 @@ def _measured(found):
     return float(((low <= true) & (true <= high)).mean()), width
 
 
-def engine_table(repeats):
-    """Yield the lines of the table of all designs: coverage and relative width of each estimand."""
+def engine_cells() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield each row of the table of all designs: its start, and the function of its figures."""
+    for design, (accuracy, responses), effects in itertools.product(DESIGNS, TASKS, EFFECTS):
+        if design.sets or not effects[1] or effects == EFFECTS[1]:
+            start = f"| {design.name} | {accuracy}, {responses} | {effects[0]}, {effects[1]} |"
+            yield start, partial(cell, design, accuracy, responses, effects)
+
+
+def engine_table(found: Mapping[str, Any], repeats: int) -> Iterator[str]:
+    """Yield the lines of the table of all designs, coverage and relative width of each estimand, and what they add
+    up to."""
+    yield f"{repeats:,} repeats: standard errors of {math.sqrt(0.05 * 0.95 / repeats):.3f} for a coverage and of "
+    yield f"{100 / math.sqrt(2 * repeats):.0f} % for a width."
+    yield ""
     yield "| design | accuracy, K | effects of users, sets | " + " | ".join(ESTIMANDS) + " |"
     yield "|---|---|---|" + "---|" * len(ESTIMANDS)
-    for design, (accuracy, responses), effects in itertools.product(DESIGNS, TASKS, EFFECTS):
-        if not design.sets and effects[1] and effects != EFFECTS[1]:
-            continue
-        measured = cell(design, accuracy, responses, effects, repeats=repeats)
-        shown = " | ".join("{:.3f}, {:.2f}".format(*measured[name]) for name in ESTIMANDS)
-        yield f"| {design.name} | {accuracy}, {responses} | {effects[0]}, {effects[1]} | {shown} |"
+    shown = {start: found[start] for start, _ in engine_cells() if start in found}
+    for start, figures in shown.items():
+        cells = (f"{share:.3f}, {_width(width)}" for share, width in map(figures.get, ESTIMANDS))
+        yield f"{start} {' | '.join(cells)} |"
+    yield ""
+    yield "| | mean coverage | lowest | highest | cells of 0.93 to 0.98 | widest | cells of at most 1.25 |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in ESTIMANDS:
+        shares, widths = np.array([figures[name] for figures in shown.values()]).T
+        widths = widths[~np.isnan(widths)]
+        inside = int(((np.round(shares, 3) >= 0.93) & (np.round(shares, 3) <= 0.98)).sum())
+        narrow = int((np.round(widths, 2) <= 1.25).sum())
+        yield (
+            f"| {name} | {shares.mean():.3f} | {shares.min():.3f} | {shares.max():.3f} | {inside} of {len(shares)} | "
+            f"{widths.max():.2f} | {narrow} of {len(widths)} |"
+        )
+
+
+def _width(width: float) -> str:
+    return "-" if math.isnan(width) else f"{width:.2f}"
 
 
 USERS = (6, 10, 20, 50, 100)
@@ -174,14 +209,14 @@ def coverage(users, pairs, mean, spread, *, repeats, seed=0, per_user=False):
     return hits / repeats
 
 
-def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50, spread=0.5, seed=0):
-    """How often `prb compare` tells some pair of equally good runs apart.
+def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50, spread=0.5, seed=2):
+    """How often the test of `prb compare`, adjusted by Holm's method, tells some pair of equally good runs apart.
 
     Each run has its own effect for each user, and for each of ``crossed`` sets of responses, normal on a probit scale.
     With ``texts`` each row is a pair of two of so many texts, and each run has an effect for each text. Rows are
     ``rows`` for each user, or log-normal numbers with this mean.
     """
-    rng = np.random.default_rng([seed, runs, int(unequal), crossed, texts])
+    rng = np.random.default_rng([seed, int(unequal), texts, crossed])
     often = 0
     for _ in range(repeats):
         counts = np.full(users, rows)
@@ -190,23 +225,23 @@ def told_apart(runs, *, unequal, repeats, crossed=0, texts=0, users=30, rows=50,
         user = np.repeat(np.arange(users), counts)
         item = rng.integers(crossed, size=len(user)) if crossed else None
         pairs = rng.random((len(user), texts)).argsort(axis=1)[:, :2] if texts else None
-        scored = {}
-        for run in range(runs):
+        won = []
+        for _ in range(runs):
             effect = spread * rng.standard_normal(users)[user]
             if item is not None:
                 effect = effect + spread * rng.standard_normal(crossed)[item]
             if pairs is not None:
                 effect = effect + np.subtract(*(spread * rng.standard_normal(texts))[pairs.T])
-            won = rng.standard_normal(len(user)) + effect + 0.5 > 0
-            scored[f"run {run}"] = [
-                ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
-                for place, (name, win) in enumerate(zip(user, won))
-            ]
+            won.append(rng.standard_normal(len(user)) + effect + 0.5 > 0)
         responses = None if item is None else tuple((str(one),) for one in item)
         if pairs is not None:
             responses = crossed_keys([tuple(map(str, pair)) for pair in pairs])
-        compared = compare_rows(scored, clusters=Clusters(tuple(f"u{one}" for one in user), responses))
-        often += any(run["rank_group"] > 1 for run in compared["runs"])
+        clusters = Clusters(tuple(map(str, user)), responses)
+        p_values = []
+        for one, other in itertools.combinations(won, 2):
+            gains = one.astype(int) - other
+            p_values.append(difference_interval(gains, clusters).p_value(gains.mean()))
+        often += bool((holm(p_values) <= LEVEL).any())
     return often / repeats
 
 
@@ -214,43 +249,101 @@ SHARED = ({}, {"crossed": 40}, {"texts": 40})
 """What several users judge: nothing, sets of responses, pairs of texts that are in other pairs, too."""
 
 
-def ranks_table(repeats):
-    """Yield the lines of the table of how often equally good runs are told apart; fewer repeats for more runs."""
-    yield "| runs | repeats | 30 users of 50 rows | unequal | 40 sets of responses | unequal | 40 texts | unequal |"
+RUNS = {2: 3, 5: 0.3, 10: 0.1}
+"""Numbers of runs, and their repeats as multiples: comparing more runs takes longer."""
+
+
+def ranks_cells() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the name of each number of runs and design, and the function of its figure."""
+    for runs, shared, unequal in itertools.product(RUNS, SHARED, (False, True)):
+        yield _ranks_key(runs, shared, unequal), partial(_told_apart, runs, unequal, shared)
+
+
+def _ranks_key(runs: int, shared: Mapping[str, int], unequal: bool) -> str:
+    return f"{runs} runs, {shared}{', unequal' * unequal}"
+
+
+def _told_apart(runs: int, unequal: bool, shared: Mapping[str, int], *, repeats: int) -> float:
+    return told_apart(runs, unequal=unequal, repeats=_often(runs, repeats), **shared)
+
+
+def _often(runs: int, repeats: int) -> int:
+    return max(round(repeats * RUNS[runs]), 1)
+
+
+def ranks_table(found: Mapping[str, Any], repeats: int) -> Iterator[str]:
+    """Yield the lines of the table of how often equally good runs are told apart."""
+    designs = ("30 users of 50 rows", "40 sets of responses", "40 texts")
+    yield f"| runs | repeats, standard error | {' | '.join(f'{design} | unequal' for design in designs)} |"
     yield "|---|---|---|---|---|---|---|---|"
-    for runs in (2, 5, 10):
-        often = max(2 * repeats // runs, 1)
-        shares = [
-            told_apart(runs, unequal=unequal, repeats=often, **shared)
-            for shared in SHARED
-            for unequal in (False, True)
-        ]
-        yield f"| {runs} | {often} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
+    for runs in RUNS:
+        keys = [_ranks_key(runs, shared, unequal) for shared in SHARED for unequal in (False, True)]
+        shares = " | ".join(f"{found[key]:.3f}" if key in found else "" for key in keys)
+        often = _often(runs, repeats)
+        yield f"| {runs} | {often:,}, {math.sqrt(0.05 * 0.95 / often):.3f} | {shares} |"
 
 
-def users_table(repeats):
+def users_cells() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the name of each number of users, of pairs, mean and spread of rates, and the function of its coverage."""
+    for users, pairs, (mean, spread) in itertools.product(USERS, PAIRS, cells()):
+        yield f"{users} users, {pairs} pairs, {mean}, {spread}", partial(_users, users, pairs, mean, spread)
+
+
+def _users(users: int, pairs: int, mean: float, spread: float, *, repeats: int) -> float:
+    return coverage(users, pairs, mean, spread, repeats=max(repeats // 4, 1))
+
+
+def users_table(found: Mapping[str, Any], repeats: int) -> Iterator[str]:
     """Yield the lines of the table: the lowest and the highest coverage over all means and spreads."""
+    yield f"{max(repeats // 4, 1)} repeats; in brackets mean and standard deviation of the rates."
+    yield ""
     yield "| users | " + " | ".join(f"{pairs} pairs" for pairs in PAIRS) + " |"
     yield "|---|" + "---|" * len(PAIRS)
     for users in USERS:
         bounds = []
         for pairs in PAIRS:
+            start = f"{users} users, {pairs} pairs, "
             shares = [
-                (coverage(users, pairs, mean, spread, repeats=max(repeats // 4, 1)), mean, spread)
-                for mean, spread in cells()
+                (share, key.removeprefix(start)) for key, share in found.items() if key.startswith(start)
             ]
-            (low, *at_low), (high, *at_high) = min(shares), max(shares)
-            bounds.append(f"{low:.3f} ({at_low[0]}, {at_low[1]}) to {high:.3f} ({at_high[0]}, {at_high[1]})")
+            ends = [f"{share:.3f} ({rates})" for share, rates in (min(shares), max(shares))] if shares else []
+            bounds.append(" to ".join(ends))
         yield f"| {users} | " + " | ".join(bounds) + " |"
 
 
-TABLES = {"engine": engine_table, "users": users_table, "ranks": ranks_table}
+TABLES = {
+    "engine": (engine_cells, engine_table),
+    "users": (users_cells, users_table),
+    "ranks": (ranks_cells, ranks_table),
+}
+
+
+def measure(names: list[str], out: Path, *, repeats: int, jobs: int) -> dict[str, Any]:
+    """Return the figures of tables by the names of their cells; those that ``out`` lacks are computed and appended."""
+    found = {}
+    if out.exists():
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        found = {row["cell"]: row["figures"] for row in rows if row["repeats"] == repeats}
+    tasks = {key: run for name in names for key, run in TABLES[name][0]() if key not in found}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as file:
+        running = {pool.submit(run, repeats=repeats): key for key, run in tasks.items()}
+        for done in as_completed(running):
+            found[running[done]] = done.result()
+            row = {"cell": running[done], "repeats": repeats, "figures": done.result()}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    return found
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--out", type=Path, default=Path("build/intervals.jsonl"))
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
+    figures = measure(options.tables, options.out, repeats=options.repeats, jobs=options.jobs)
     for name in options.tables:
-        for line in itertools.chain(TABLES[name](options.repeats), [""]):
+        for line in itertools.chain(TABLES[name][1](figures, options.repeats), [""]):
             print(line, flush=True)

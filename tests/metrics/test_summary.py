@@ -30,7 +30,7 @@ def test_by_hand():
     assert (s["coverage"], s["coverage_reason"]) == (1.0, None)  # of the one user with enough rows
     assert s["coverage_by_chance"] == 1 / 32
     assert s["coverage_ci95"] is None
-    assert s["coverage_ci95_reason"] == "1 testable users; an interval needs at least 6"
+    assert s["coverage_ci95_reason"] == "1 testable user; an interval needs at least 6"
     assert s["truncated"] == 1
     assert s["half_credit_accuracy"] == pytest.approx(0.85)
     for key in ("ci95", "user_accuracy_ci95"):

@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import betabinom, sem
 from scipy.stats import t as student
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, counted
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, fit_correlation
 from prb_jax.metrics.uncertainty import (
@@ -88,10 +88,12 @@ def test_the_mean_over_users_weighs_users_equally():
 def test_too_few_clusters_give_the_reason():
     for users in range(1, 7):
         interval = clustered_interval(np.ones(users, np.int64), np.full(users, 2))
-        assert interval.reason == (f"{users} users; an interval needs at least 6" if users < 6 else None)
+        assert interval.reason == (
+            f"{counted(users, 'user')}; an interval needs at least 6" if users < 6 else None
+        )
         assert (interval.bounds is None) == (users < 6)
     one_user = Clusters(("u",) * 50)
-    assert accuracy_interval(np.ones(50, bool), one_user).reason == "1 users; an interval needs at least 6"
+    assert accuracy_interval(np.ones(50, bool), one_user).reason == "1 user; an interval needs at least 6"
     alone = accuracy_interval(np.ones(3, bool), Clusters((None,) * 3))
     assert alone.reason == "3 comparisons; an interval needs at least 6"
 
@@ -186,8 +188,28 @@ def test_half_credit_stays_between_0_and_1():
     for per_user in (False, True):
         interval = grade_interval(grades, Clusters(users), per_user=per_user)
         plain = mean_interval(grades, users, per_user=per_user)
-        assert interval.bounds == pytest.approx(plain.bounds, abs=0.01)
-        assert interval.standard_error == plain.standard_error
+        assert interval.bounds == pytest.approx(plain.bounds, abs=0.012)
+    same = grade_interval(np.full(240, 0.5), Clusters(users))
+    assert same.bounds == [0.5, 0.5]
+
+
+def test_grades_between_0_and_1_tell_as_much_of_users_as_more_verdicts():
+    """Means of two verdicts of one user have half of the variance, and the interval of twice as many verdicts."""
+    rng = np.random.default_rng(8)
+    user = np.repeat(np.arange(25), 60)
+    verdicts = rng.random((1500, 2)) < rng.beta(9, 3, 25)[user, None]
+    grades = verdicts.mean(axis=1)
+    for crossed in (False, True):
+        sets = rng.integers(40, size=1500)
+        alone, twice = (
+            Clusters(tuple(map(str, people)), tuple((str(key),) for key in keys) if crossed else None)
+            for people, keys in ((user, sets), (np.repeat(user, 2), np.repeat(sets, 2)))
+        )
+        expected = accuracy_interval(verdicts.reshape(-1), twice).bounds
+        assert grade_interval(grades, alone).bounds == pytest.approx(expected, abs=0.006)
+    values = rng.choice([0.2, 0.25, 0.3], 120)  # nearly no variance
+    low, high = grade_interval(values, Clusters(tuple(str(k % 12) for k in range(120)))).bounds
+    assert low < values.mean() < high < low + 0.03
 
 
 def test_losses_have_a_t_interval_of_their_logarithm_with_fewer_degrees():
@@ -202,6 +224,10 @@ def test_losses_have_a_t_interval_of_their_logarithm_with_fewer_degrees():
     assert interval.degrees == pytest.approx(degrees)
     assert loss_interval(1000 * values, alone).bounds == pytest.approx([1000 * end for end in expected])
     assert loss_interval(np.zeros(40), alone).bounds == [0, 0]
+    skewed = np.append(np.full(39, 0.01), 30.0)  # few degrees would give an upper end of millions
+    interval = loss_interval(skewed, alone)
+    assert interval.degrees == 4
+    assert interval.bounds[1] < 16 * skewed.mean()
     few = loss_interval(values, Clusters(tuple(f"u{k % 5}" for k in range(40))))
     assert (few.bounds, few.reason) == (None, "5 users; an interval needs at least 6")
 

@@ -133,6 +133,7 @@ def test_what_is_told_of_a_model() -> None:
         ({"layer_types": ["full_attention"]}, "'layer_types': expected 2 entries"),
         ({"layer_types": ["full_attention", "mamba"]}, "expected a list of 'full_attention' and 'linear_attention'"),
         ({"full_attention_interval": 3}, "'full_attention_interval': expected at most 2"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "'hidden_act': expected 'silu', because no other one is supported"),
         ({"linear_num_value_heads": 3}, "'linear_num_value_heads': expected a multiple of linear_num_key_heads (2)"),
         ({"linear_conv_kernel_dim": 1}, "'linear_conv_kernel_dim': expected an integer of at least 2"),
         ({"attn_output_gate": False}, "'attn_output_gate': expected True"),

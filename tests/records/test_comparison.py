@@ -184,6 +184,8 @@ BAD = [
     (PAIR | {"narrative": 1}, "field 'narrative': expected a string"),
     (PAIR | {"profile": 1}, "field 'profile': expected a list"),
     (PAIR | {"profile": {"text": "x"}}, "field 'profile': expected a list"),
+    (PAIR | {"profile": '[{"id": "1", "te'}, "field 'profile': begins like JSON, but is not valid JSON"),
+    (PAIR | {"profile": '{"likes": "tea"}'}, "field 'profile': expected a list, found {'likes': 'tea'}"),
     (PAIR | {"profile": [1]}, r"field 'profile\[0\]': expected an object"),
     (PAIR | {"profile": [{"id": "1"}]}, r"field 'profile\[0\]\.text': missing"),
     (PAIR | {"profile": [{"text": "x"}, {"text": 1}]}, r"field 'profile\[1\]\.text': expected a string"),

@@ -171,6 +171,8 @@ def test_texts_continue_a_prefill():
     )
     messages = Comparison(prompt=[USER, start], chosen=[GOOD], rejected=[BAD])  # as TRL renders it
     assert messages_of(messages, 0) == [USER, start, GOOD]
+    with pytest.raises(DataError, match=r"'prompt\[1\]': is one of the responses already"):
+        Comparison(id="1", prompt=[USER, start], chosen="Tea:", rejected="None.")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_a_file_may_have_a_question_mark_in_its_name(tmp_path):
     ("name", "expected"),
     [
         ("user", "user_id"), ("userid", "user_id"), ("User-ID", "user_id"), ("annotator_id", "user_id"),
+        ("customer_id", "user_id"), ("profile_text", "profile"),
         ("profiles", "profile"), ("history", "profile"), ("chosen_", "chosen"), ("label", "labels"),
         ("user_id", None), ("meta", None), ("source", None), ("domain", None), ("score", None), ("名前", None),
     ],
@@ -188,11 +189,74 @@ def test_columns_that_belong_to_the_prompt_are_all_read(kind, tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", PROMPT_COLUMNS)
 def test_a_part_of_a_prompt_beside_a_prompt_is_named(name):
-    (lost,) = told(lambda: read_comparisons([{"id": i, "question": "q", name: "[1]", **PAIR} for i in "12"]))
+    rows = [{"id": i, "question": "q", name: '[["a", "b"]]', **PAIR} for i in "12"]
+    (lost,) = told(lambda: read_comparisons(rows))
     assert lost.startswith(
         f"data: '{name}': not read; if it belongs to the prompt, write the whole prompt as"
     )
     assert told(lambda: read_comparisons({"question": "q", name: "", **PAIR})) == []
+
+
+def test_messages_that_repeat_the_conversation_are_not_named():
+    asked, good = MESSAGES[1], {"role": "assistant", "content": "chat"}
+    both = {"chosen": [asked, good], "rejected": [asked, good | {"content": "chien"}]}
+    said = [
+        {"messages": [asked, good], **both},
+        {"messages": [asked], "question": "cat?", **PAIR},
+        {"messages": [asked], "prompt": [asked], "chosen": "c", "rejected": "d"},
+    ]
+    assert told(lambda: read_comparisons(said)) == []
+    (lost,) = told(lambda: read_comparisons([{"messages": [MESSAGES[0], asked, good], **both}]))
+    assert lost.startswith("data: 'messages': not read")
+
+
+@pytest.mark.parametrize("kind", ["objects", "x.jsonl", "x.parquet"])
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"score_chosen": 1, "score_rejected": 5.5},
+            "'score_chosen' is 1 and 'score_rejected' is 5.5: 'rejected' is",
+        ),
+        ({"chosen-rating": "2", "rejected-rating": "10"}, "'chosen-rating' is 2 and 'rejected-rating' is 10"),
+        ({"margin": -3.0}, "'margin' is -3: 'rejected' is then the better response"),
+        ({"chosen_reasoning": "Hot."}, "'chosen_reasoning': not read, so no model sees it"),
+        ({"reasoning_content": "Hot."}, "'reasoning_content': not read, so no model sees it"),
+    ],
+)
+def test_columns_that_say_something_else_than_the_record_are_told_once(more, message, kind, tmp_path):
+    """Sides that seem exchanged, and parts of responses outside of them."""
+    rows = [{"id": i, "question": "q", **PAIR, **more} for i in "12"]
+    if kind == "x.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / kind)
+    else:
+        write_lines(tmp_path / kind, rows)
+    (lost,) = told(lambda: read_comparisons(rows if kind == "objects" else tmp_path / kind))
+    assert message in lost, lost
+    right = {"score_chosen": 5, "score_rejected": 5, "chosen_score": None, "rejected_score": 1}
+    assert told(lambda: read_comparisons({"question": "q", **PAIR, **right})) == []
+
+
+def test_the_name_of_the_winner_is_no_response():
+    rows = [{"question": "q", "responses": ["a", "b"], "winner": name} for name in ("a", "model_b", "tie")]
+    assert not [text for text in told(lambda: read_comparisons(rows)) if "winner" in text]
+    (lost,) = told(lambda: read_comparisons({"question": "q", "winner": "A long answer.", "rejected": "b"}))
+    assert "chosen=winner" in lost
+
+
+def test_messages_in_text_of_json_are_messages():
+    turns = {
+        name: [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": name}] for name in PAIR
+    }
+    as_text = {name: json.dumps(said) for name, said in turns.items()}
+    expected = Comparison(id="1", question="Tea?", chosen="chosen", rejected="rejected")
+    assert read_comparisons({"id": "1", **as_text}) == [expected]
+    assert read_comparisons({"id": "1", "prompt": json.dumps(turns["chosen"][:1]), **as_text}) == [expected]
+    several = {"id": "1", "responses": list(as_text.values()), "labels": [1, 0]}
+    assert read_comparisons(several) == [expected]
+    # An answer of JSON beside a plain one is a text.
+    (read,) = read_comparisons({"question": "q", **PAIR, "chosen": as_text["chosen"]})
+    assert read.responses == (as_text["chosen"], "b")
 
 
 ASKED, GOOD, BAD = (
@@ -269,6 +333,14 @@ def test_layouts_of_other_tools_are_read(row, same, tmp_path):
         ({"text_chosen": "<s>a", "text_rejected": "<s>b"}, "'text_chosen': contains a whole conversation"),
         ({"conversations": [{"from": "bot", "value": "a"}], **PAIR}, r"'conversations\[0\]\.from': expected one of"),
         ({"conversations": "a", **PAIR}, "'conversations': expected a list"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], **PAIR},
+            r"'conversations\[1\]': is an answer; expected the conversation before",
+        ),
+        (
+            {"messages": [ASKED, GOOD], "rejected_response": "b", "rejected_messages": [ASKED, BAD]},
+            "'rejected_response': given beside 'rejected_messages'",
+        ),
         ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, "'rejected': exp"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from prb_jax import cli
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
-from prb_jax.reports.table import gained
+from prb_jax.reports.table import gained, percent
 from tests.json_lines import write_lines
 from tests.reports.browser import BROWSER, open_page
 from tests.reports.conftest import evaluate
@@ -212,21 +212,21 @@ def test_learning_curves_of_a_training_run(tmp_path):
         write_lines(tmp_path / "summary.json", [summary | {"validation": validation}])
         text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
         assert f'<p class="answer">{answer}</p>' in text
+        assert re.findall(r'<svg [^>]*aria-label="([^"]*)"', text) == ["Loss", "Accuracy", "Mean margin"]
+        # one figure explains the lines, and a phone shows the figures below each other
+        assert text.count(">chance</text>") == 1
 
 
-def test_the_picture_of_the_documentation_is_the_first_screen(runs):
-    picture = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "report_picture.py"))["picture"](
-        runs / "length"
-    )
+def test_the_picture_of_the_documentation_is_the_first_screen(runs, tmp_path):
+    page = report(runs / "length", out=tmp_path / "page.html").read_text(encoding="utf-8")
+    picture = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "report_picture.py"))["picture"](page)
     svg = ElementTree.fromstring(picture)
     name = {"svg": "http://www.w3.org/2000/svg"}
     texts = [text.text for text in svg.iterfind(".//svg:text", name)]
     summary = json.loads((runs / "length" / "summary.json").read_text())
     share, (low, high) = summary["accuracy"], summary["ci95"]
     told = " ".join(filter(None, texts[:3]))
-    assert told.startswith(
-        f"baseline:length prefers what the user wants in {100 * share:.1f} % [{100 * low:.1f}, "
-    )
+    assert told.startswith(f"baseline:length prefers what the user wants in {percent(share, (low, high))}")
     assert f"{share:.3f} [{low:.3f}..{high:.3f}]" in texts
     assert "prefers-color-scheme: dark" in picture
 

@@ -1,5 +1,6 @@
 """All tables have one style, and nothing in them is lost in a narrow terminal; what the tables of summaries show."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from prb_jax.commands.quickstart.tables import KEYS, quickstart_table
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.reports.summary import render_summary
-from prb_jax.reports.table import NONE, ResultsTable, facts_table, first_words, interval
+from prb_jax.reports.table import NONE, ResultsTable, facts_table, first_words, interval, percent
 from tests.reports.conftest import printed
 
 
@@ -142,6 +143,13 @@ def test_facts():
     assert " ".join(text.split()).count("b ") >= 59
 
 
+def test_a_sentence_has_the_digits_of_the_table():
+    for value in (0.3425, 0.0005, 0.7535, 0.0625, 1.0, 0.49949999):
+        shown, bounds = percent(value, (value, value)), interval(value, (value, value))
+        figures = re.findall(r"[\d.]+(?= %|,|\])", shown)
+        assert [f"{float(one) / 100:.3f}" for one in figures] == re.findall(r"\d\.\d{3}", bounds)
+
+
 def test_the_quickstart_in_80_columns():
     figures = dict.fromkeys(KEYS.values(), 0.5) | {f"{key}_ci95": [0.25, 0.75] for key in KEYS.values()}
     figures |= {"served": 0.1, "train_pairs": 9100, "ms_per_pair": 0.62, "presentations": 64_000}
@@ -153,7 +161,7 @@ def test_the_quickstart_in_80_columns():
     }
     text = printed(quickstart_table(summary), width=80)
     assert max(map(len, text.splitlines())) <= 80
-    for whole in ("coverage", "shown", "64,000", "ms/pair", "profile-overlap"):
+    for whole in ("served", "0.10", "profile-overlap", "profile in"):
         assert whole in text
     assert text.count("0.250..0.750") == 12
     assert (
@@ -162,4 +170,6 @@ def test_the_quickstart_in_80_columns():
     )
     for line in text.splitlines():  # the interval has a line of its own
         assert not ("0.250" in line and "0.500" in line)
-    assert "profile in context" in text.split("ms/pair")[1]
+    # one table
+    assert sum(set(line) <= {"─", " "} and "─" in line for line in text.splitlines()) == 1
+    assert len(text[text.index("[..]") :].splitlines()) == 3  # lines of notes

@@ -19,6 +19,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.large_lines import JsonLines
 from prb_jax.records.lines import Row
 from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.runs.kind import RUN
 
 
 @dataclass
@@ -57,7 +58,8 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
 
     def begun(self: JsonLines, path: Path) -> None:
         begin(self, path)
-        counts.files.append(self)
+        if not (path.parent / RUN).exists():  # files of a run have their digests taken at its end
+            counts.files.append(self)
 
     def gone(self: Comparison) -> None:
         there.discard(id(self))

@@ -1,6 +1,7 @@
 """First calls of a Python user: exchanged arguments, names, types and cut texts are told; objects are short."""
 
 import inspect
+import io
 import json
 import re
 import warnings
@@ -62,6 +63,88 @@ def test_a_keyword_with_a_spelling_mistake_is_refused():
                 function("baseline:length", ROWS, **given, **{name: 3})  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
+def test_every_public_function_names_the_nearest_keyword():
+    for function, name, near in (
+        (prb.load, "dtpye", "dtype"),
+        (prb.train, "overide", "overrides"),
+        (prb.report, "titel", "title"),
+        (prb.read_comparisons, "limitt", "limit"),
+    ):
+        with pytest.raises(
+            TypeError, match=rf"{function.__qualname__}\(\) got .* '{name}'; did you mean '{near}'"
+        ):
+            function("x", **{name: "y"})
+    with pytest.raises(AttributeError, match="no attribute 'evalute'; did you mean 'evaluate'"):
+        _ = prb.evalute
+
+
+def test_values_of_another_type_are_one_error(rm):
+    for call, error, said in (
+        (lambda: prb.load(None), prb.CheckpointError, "expected a folder or a hub id, found None"),
+        (
+            lambda: prb.load(rm.name, mesh=4),
+            prb.MeshError,
+            "expected a text such as 'fsdp=4' or a mesh, found 4",
+        ),
+        (lambda: rm.score(ROWS, profile_posts="all"), prb.DataError, "expected 0 or more, found 'all'"),
+        (lambda: rm.score(ROWS, max_length="long"), prb.DataError, "expected at least 1, found 'long'"),
+        (
+            lambda: prb.evaluate(rm, ROWS, limit="5"),
+            prb.DataError,
+            "positive number of comparisons, found '5'",
+        ),
+        (lambda: prb.evaluate(rm, ROWS, out=5), prb.RunError, "out: expected a path, found 5"),
+        (lambda: prb.evaluate(rm, io.StringIO("x")), prb.DataError, "an open file; give its name"),
+        (
+            lambda: prb.personalise(ROWS, backbone="x", out="y", shots="0,a"),
+            prb.RunError,
+            "numbers of 0 or more",
+        ),
+    ):
+        with pytest.raises(error, match=said):
+            call()  # pyright: ignore[reportArgumentType]
+    assert rm.score(ROWS, profile_posts=np.int64(0))[0].shape == (2,)
+
+
+def test_people_are_checked_before_features_are_computed(model, tmp_path):
+    rows = [{key: value for key, value in row.items() if key != "user_id"} for row in ROWS]
+    with pytest.raises(prb.DataError, match="no comparison names a user"):
+        prb.personalise(rows, backbone=str(model), out=tmp_path / "study", progress=False)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_folder_that_is_no_model_is_told_by_its_contents(model, tmp_path):
+    prb.evaluate("baseline:length", ROWS, out=tmp_path / "runs" / "first", progress=False)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny").symlink_to(model)
+    for folder, said in (
+        ("runs/first", "found no config.json in it; it is a run of the kind 'evaluation'$"),
+        ("runs", "found no config.json in it; runs in it: .*runs/first$"),
+        ("models", "found no config.json in it; models in it: .*models/tiny$"),
+    ):
+        with pytest.raises(prb.CheckpointError, match=said):
+            prb.load(tmp_path / folder)
+    with pytest.raises(prb.RunError, match=r"found no run.json in it.*; models in it: .*models/tiny$"):
+        prb.report([tmp_path / "models"], out=tmp_path / "page.html")
+
+
+def test_a_file_of_another_format_is_told_by_its_first_line(tmp_path):
+    pairs = json.dumps(ROWS, indent=1)
+    for name, content, said in (
+        ("a.jsonl", pairs.encode(), "a JSON array, over any lines, belongs in a file named .json"),
+        ("b.jsonl", pairs.encode("utf-16"), "looks like UTF-16: save it as UTF-8"),
+        ("b.json", pairs.encode("utf-16"), "looks like UTF-16: save it as UTF-8"),
+        ("b.csv", "question,chosen\n".encode("utf-16"), "looks like UTF-16: save it as UTF-8"),
+        ("c.csv", b"question;chosen;rejected\n?;a;b\n", "';'; expected commas"),
+        ("d.csv", b"question\tchosen\trejected\n?\ta\tb\n", r"'\\t'; expected commas"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(prb.DataError, match=said):
+            prb.read_comparisons(tmp_path / name)
+    (tmp_path / "a.json").write_text(pairs)
+    assert len(prb.read_comparisons(tmp_path / "a.json")) == len(ROWS)
+
+
 def test_a_dtype_may_be_the_type_of_numpy_or_jax(model):
     for dtype in ("float32", jnp.float32, np.float32, np.dtype("float32")):
         assert prb.load(model, dtype=dtype).dtype == "float32"
@@ -89,6 +172,13 @@ def test_missing_columns_list_those_found(tmp_path):
     for source in (*(tmp_path / name for name in (*files, "a.parquet")), [OTHER]):
         with pytest.raises(prb.DataError, match=r"found .*'ask', 'good', 'bad'.*--columns"):
             prb.read_comparisons(source)
+    pairs = {"who": "u", "question": "?", "better": "a", "worse": "b"}
+    (tmp_path / "b.csv").write_text("who,question,better,worse\nu,?,a,b\n")
+    pq.write_table(pa.Table.from_pylist([pairs]), tmp_path / "b.parquet")
+    for source in (tmp_path / "b.csv", tmp_path / "b.parquet", pa.Table.from_pylist([pairs]), [pairs]):
+        with pytest.raises(prb.DataError, match="field 'chosen': missing") as raised:
+            prb.read_comparisons(source)
+        assert {name for name in pairs if repr(name) in str(raised.value)} == set(pairs)
     with pytest.raises(prb.DataError, match="field 'rejected': missing; found 'question', 'chosen', 'worse'"):
         prb.read_comparisons([{"question": "?", "chosen": "a", "worse": "b"}])
     with pytest.raises(prb.DataError, match="field 'question': missing") as raised:
@@ -121,6 +211,7 @@ def test_objects_show_only_what_has_a_value(rm):
     assert re.fullmatch(
         r"RewardModel\(name='.*', model_type='qwen3', dtype='float32', readout='.*', devices=1\)", repr(rm)
     )
+    assert max(map(len, re.findall(r"\d+\.\d+", repr(result)))) <= 8
     assert repr(prb.LoadOptions()) == "LoadOptions()"
     assert repr(prb.SampleOptions(n=4)) == "SampleOptions(n=4)"
     assert repr(prb.ServeOptions(port=1, token="secret")) == "ServeOptions(port=1)"

@@ -187,7 +187,7 @@ def test_the_commands(
         "DebertaV2ForSequenceClassification", "encoder, 3 layers, width 32", "64 tokens",
         "classifier.weight [1, 32] F32",
         "deberta-pair: pooler and classifier of the first token's state, logit",
-        "1 files", "distances up to 64 in 16 embeddings (content to position and position to content)",
+        "1 file;", "distances up to 64 in 16 embeddings (content to position and position to content)",
     ):  # fmt: skip
         assert part in said
     rows = [comparison(number) for number in range(7)]

@@ -122,6 +122,12 @@ def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw
         told([record(0, question="New?"), record(1)], aspects=place)
     with pytest.raises(DataError, match="has no aspects of comparison 'c9'"):
         told([record(9)], aspects=place)
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "model"})
+    )
+    with pytest.raises(prb.RunError, match=r"run\.json: field 'model': missing"):
+        told(data, aspects=place)
 
 
 def test_hints_stand_before_the_question_and_leave_with_the_user() -> None:

@@ -336,6 +336,21 @@ def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
             assert (answer.status_code, expected in answer.json()["error"]["message"]) == (400, True)
 
 
+def test_a_profile_of_broken_json_is_refused_and_an_end_mark_is_no_text() -> None:
+    seen: list[Item] = []
+
+    def remembered(items: Sequence[Item]) -> list[Score]:
+        seen.extend(items)
+        return scores(items)
+
+    with TestClient(app_with(remembered)) as client:
+        answer = client.post("/score", json=GOOD | {"profile": '[{"id": "1"'})
+        assert answer.status_code == 400
+        assert "field 'profile': begins like JSON, but is not valid JSON" in answer.json()["error"]["message"]
+        assert client.post("/slime", json={"prompt": "q", "response": "a<|im_end|>"}).status_code == 200
+    assert [item.response for item in seen if isinstance(item, ChatItem)] == ["a"]
+
+
 def test_what_a_template_would_read_is_not_dropped() -> None:
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     call = [{"type": "function", "function": {"name": "kettle"}}]

@@ -320,7 +320,8 @@ def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> N
                 ("user", "user_id"), ("userId", "user_id"), ("usr_id", "user_id"), ("user_ids", "user_id"),
                 ("history", "profile"), ("profiles", "profile"), ("profil", "profile"), ("Profile", "profile"),
                 ("profile_ordr", "profile_order"), ("persona", "user_id"), ("person_id", "user_id"),
-                ("annotator_id", "user_id"),
+                ("annotator_id", "user_id"), ("worker_id", "user_id"), ("user_name", "user_id"),
+                ("customer_id", "user_id"), ("user_history", "profile"), ("profile_text", "profile"),
             ):  # fmt: skip
                 with pytest.raises(
                     prb.DataError, match=f"field '{name}': unknown; expected '{meant}' for whose"
@@ -553,3 +554,17 @@ def test_the_devices_of_a_learner_hold_the_reward_too(model: prb.RewardModel, tm
     assert "cannot go to another process" in found["pickled"]
     with pytest.raises(prb.RunError, match="mesh"):
         prb.reward_fn("baseline:length", mesh="fsdp=1")
+
+
+@pytest.mark.parametrize("mark", ["<|im_end|>", "<end_of_turn>\n", "</s>"])
+def test_a_completion_has_no_end_of_text_token_in_any_call(mark: str) -> None:
+    """verl, TRL and AReaL may leave it; it would be a second one behind the template's own."""
+    reward = prb.reward_fn(lambda comparison: [float(len(text)) for text in comparison.responses])
+    info = {"question": QUESTION}
+    assert reward(data_source="d", solution_str=f"Tea.{mark}", ground_truth="", extra_info=info) == 4.0
+    assert reward(solution_strs=[f"Tea.{mark}"], extra_infos=[info]) == [4.0]
+    assert reward(prompts=[QUESTION], completions=[f"Tea.{mark}"]) == [4.0]
+    assert reward("<|im_start|>user", f"Tea.{mark}", [1], [2], question=QUESTION) == 4.0
+    assert reward(prompts=[QUESTION], completions=[f"Tea.{mark}Or not."]) == [
+        float(len(f"Tea.{mark}Or not."))
+    ]

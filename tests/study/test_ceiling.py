@@ -30,6 +30,7 @@ from prb_jax.study.draws import draw_choices, draw_prior
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
+from prb_jax.study.results import reached_ceilings
 from prb_jax.study.simulation import ceiling, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
@@ -142,6 +143,12 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert known_of_person(known) > 0.01
     assert unknown[0].information > known[0].information > 0
     assert "not enough is known of this person" in printed(render_questions(unknown, top=3))
+    texts = {one.id: one.responses for one in of_user}
+    table = render_questions(unknown, top=3)
+    for row, one in zip(table.rows, unknown):
+        first, second = texts[one.id]
+        assert row[0].splitlines()[1:] == [f"1: {first}", f"2: {second}"]
+    assert max(map(len, printed(table, width=80).splitlines())) <= 80
     told = "not enough is known" in printed(render_questions(known, top=3))
     assert told == (known_of_person(known) < known[0].information)
     before = model.score(of_user[8], user="new")
@@ -231,6 +238,13 @@ def test_a_plan_on_each_data_set_of_people(tmp_path: Path, name: str) -> None:
     else:
         assert plan["needed"]["people"] > 40
         assert "a gain of 0.01 is found in 80% of studies of" in " ".join(text.split())
+
+
+def test_ceilings_are_shown_for_shots_that_somebody_reaches() -> None:
+    simulated = [("ceiling, no user", 0), ("ceiling", 4), ("ceiling", 16), ("ceiling, person known", 16)]
+    rows = [{"method": name, "shots": shots} for name, shots in simulated]
+    shown = [(row["method"], row["shots"]) for row in reached_ceilings(rows, {0, 4})]
+    assert shown == [("ceiling, no user", 0), ("ceiling", 4), ("ceiling, person known", 4)]
 
 
 @pytest.mark.slow

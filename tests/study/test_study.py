@@ -215,8 +215,10 @@ def test_outcomes_are_a_table_that_joins_by_the_ids_of_comparisons(study: prb.St
     for row in study.results:
         if row["control"] is None and row["accuracy"] is not None:
             of_part = [line for line in lines if line["part"] == row["split"]]
-            wins = [float(line[f"{row['method']} {row['shots']}"]) > 0 for line in of_part]
-            assert (len(wins), np.mean(wins)) == (row["n"], pytest.approx(row["accuracy"]))
+            margins = np.array([float(line[f"{row['method']} {row['shots']}"]) for line in of_part])
+            assert (len(margins), np.mean(margins > 0)) == (row["n"], pytest.approx(row["accuracy"]))
+            half = np.mean(0.5 + np.sign(margins) / 2)
+            assert row["half_credit_accuracy"] == pytest.approx(half)
 
 
 def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(

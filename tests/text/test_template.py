@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import prb_jax as prb
 from prb_jax.errors import CheckpointError
 from prb_jax.records.comparison import Message
 from prb_jax.text.template_clock import fix_clock
 from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.training.export import copy_tokenizer
 from tests import tiny_tokenizer as tiny
 from tests.text.chats import as_transformers_has_it
 
@@ -88,3 +91,42 @@ def test_a_template_that_is_no_text_is_named(tmp_path: Path, template: object, m
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     with pytest.raises(CheckpointError, match=f"{folder}: .*({message})"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("form", ["list", "files"])
+def test_named_templates_are_chosen_as_in_transformers(tmp_path: Path, form: str) -> None:
+    """With tools the one named tool_use; without a default all names are listed."""
+    transformers = pytest.importorskip("transformers")
+    with_tools = "{{ 'Tools: ' + tools | tojson + '\n' }}" + tiny.CHAT
+    folder = tiny.write_tokenizer(tmp_path / "tokenizer", template=None if form == "list" else tiny.CHAT)
+    named = {"default": tiny.CHAT, "tool_use": with_tools, "other": "{{ messages[0].content }}"}
+    path = folder / "tokenizer_config.json"
+    entries = [{"name": name, "template": text} for name, text in named.items()]
+    if form == "list":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": entries}))
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        for name in ("tool_use", "other"):
+            (folder / "additional_chat_templates" / f"{name}.jinja").write_text(named[name])
+    chat, reference = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    turns = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Green."}]
+    tools = [{"type": "function", "function": {"name": "kettle"}}]
+    more: dict[str, Any]
+    for more in ({}, {"tools": tools}):
+        comparison = prb.Comparison(id="1", responses=[turns], **more)
+        conversation = [*comparison.prompt, Message("assistant", comparison.responses[0])]
+        expected = reference.apply_chat_template(turns, tokenize=False, **more)
+        assert chat.render([conversation]) == [expected]
+        assert ("Tools: " in expected) == bool(more)
+    assert chat.template_hash != load_tokenizer(folder, chat_template="default").template_hash
+    copy_tokenizer(chat, folder, tmp_path)
+    assert load_tokenizer(tmp_path).template == chat.template
+    with pytest.raises(CheckpointError, match="expected 'plain', 'default', 'other' and 1 more or a file"):
+        load_tokenizer(folder, chat_template="nothing")
+    if form == "list":
+        entries = [one for one in entries if one["name"] != "default"]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": entries}))
+        with pytest.raises(
+            CheckpointError, match="names its chat templates 'other', 'tool_use', and none 'default'"
+        ):
+            load_tokenizer(folder)

@@ -20,6 +20,7 @@ from tests.json_lines import read_lines, write_lines
 
 USER, SYSTEM = {"role": "user", "content": "Tea?"}, {"role": "system", "content": "Be brief."}
 GOOD, BAD = {"role": "assistant", "content": "Green."}, {"role": "assistant", "content": "None."}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "Tea"}, {"type": "text", "text": "?"}]}
 CALL = {
     "role": "assistant",
     "content": None,
@@ -31,6 +32,7 @@ ROWS: list[dict[str, Any]] = [
     {"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, BAD, USER, BAD]},
     {"chosen": [SYSTEM, USER, GOOD], "rejected": [USER, BAD]},
     {"prompt": [USER], "chosen": [CALL], "rejected": [BAD], "tools": [{"name": "kettle"}]},
+    {"prompt": [PARTS], "chosen": "Green.", "rejected": "None."},
     {
         "prompt": "<|start|>user\nTea?<|end|>",
         "chosen": "Green.<|end|>",
@@ -61,7 +63,7 @@ def test_trl_tokenises_the_rows_as_they_are_scored(tmp_path: Path) -> None:
             ids = [tree.sequence(k).tolist() for k in (0, 1)]
             assert [read[0]["chosen_ids"], read[0]["rejected_ids"]] == ids
     assert [row.keys() - {"id", "prompt", "chosen", "rejected"} for row in prb.trl_rows(DATA)] == [
-        {"user_id", "profile"}, {"margin"}, set(), set(), {"tools"}, set(),
+        {"user_id", "profile"}, {"margin"}, set(), set(), {"tools"}, set(), set(),
     ]  # fmt: skip
 
 

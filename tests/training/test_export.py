@@ -105,7 +105,7 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
                 "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
                 "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
             },
-            ("k", "q_gate", "delta_q", "delta_z", "delta_v", "delta_a"),
+            ("k", "q_gate", "delta_q", "delta_z", "delta_v", "delta_a", "shared_gate", "shared_down"),
             {"linear_attn.in_proj_qkvz": 6, "linear_attn.in_proj_ba": 2, "self_attn.q_proj": 2},
         ),
         (
@@ -113,11 +113,20 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
                 "architectures": ["Qwen3MoeForSequenceClassification"], "model_type": "qwen3_moe", "num_experts": 4,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [0],
             },
-            ("q", "gate", "up", "down"),
+            ("q", "gate", "up", "down", "dense_gate", "dense_up", "dense_down"),
             {"mlp.experts.gate_up_proj": 4},
         ),
+        (
+            {
+                "architectures": ["Qwen2MoeForSequenceClassification"], "model_type": "qwen2_moe", "num_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+                "mlp_only_layers": [1],
+            },
+            ("q", "down", "dense_up", "shared_gate", "shared_up", "shared_down"),
+            {},
+        ),
     ], few=(3,)),
-    ids=["phi3", "qwen3_5", "qwen3_next", "qwen3_moe"],
+    ids=["phi3", "qwen3_5", "qwen3_next", "qwen3_moe", "qwen2_moe"],
 )  # fmt: skip
 def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(changes, targets, ranks, tmp_path):
     peft = pytest.importorskip("peft")
@@ -133,12 +142,13 @@ def test_adapters_of_matrices_that_share_a_tensor_are_one_adapter_of_peft(change
     ids = [tree.sequence(k) for tree in rm.encode(pairs) for k in range(2)]
     folder = convert(run.out, tmp_path / "adapter", adapter=True)
     described = json.loads((folder / "adapter_config.json").read_text())
-    assert described["rank_pattern"] == ranks
+    assert described.get("rank_pattern", {}) == ranks
     theirs = peft.PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base), folder
     ).eval()
     expected = np.concatenate(rm.score(pairs))
     np.testing.assert_allclose(transformers_scores(theirs, ids), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(prb.load(folder).score(pairs)), expected, atol=1e-5)
     whole = AutoModelForSequenceClassification.from_pretrained(run.model).eval()
     np.testing.assert_allclose(transformers_scores(whole, ids), expected, atol=1e-5)
 

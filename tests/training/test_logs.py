@@ -34,6 +34,10 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
     path.write_text('{"step": 1, "loss": 1}\n{"loss": 2}\n')
     with pytest.raises(RunError, match=r"metrics.jsonl:2: not a row of metrics"):
         read_metrics(path)
+    for value in ('""', '"x"', "null", "[1]", "true"):
+        path.write_text(f'{{"step": 1, "loss": 1}}\n{{"step": 2, "loss": 1, "margin": {value}}}\n')
+        with pytest.raises(RunError, match=r"metrics.jsonl:2: field 'margin': expected a number, found"):
+            read_metrics(path)
     assert read_metrics(tmp_path / "absent.jsonl") == []
 
 

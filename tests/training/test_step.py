@@ -241,7 +241,7 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
-    with pytest.raises(PrbError, match="remat: expected one of none, dots, full, found 'some'"):
+    with pytest.raises(PrbError, match="remat: expected one of auto, none, dots, full, found 'some'"):
         build(CONFIG, remat="some")
 
 

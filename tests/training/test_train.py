@@ -204,7 +204,9 @@ def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_pa
     train(config(model, data, steps=12), out=finished, progress=False)
     said = capsys.readouterr().err
     assert "continued from the checkpoint of step 8" in said
-    assert "lengthened from 8 steps to 12: the learning rate follows the schedule of 8 steps up" in said
+    assert (
+        "lengthened from 8 steps to 12: the learning rate follows the schedule of 8 steps until then" in said
+    )
     stopped = tmp_path / "stopped"
     with stopped_at(monkeypatch, 3):
         train(config(model, data), out=stopped, progress=False)

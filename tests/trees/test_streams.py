@@ -14,9 +14,8 @@ from prb_jax.trees.packing import (
     divide,
     pack_streams,
     sort_trees,
-    with_equal_splits,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
 from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree

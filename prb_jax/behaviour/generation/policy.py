@@ -112,8 +112,8 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """Maximum number of tokens that the model was made for."""
-        return self.config.max_position_embeddings
+        """Maximum number of tokens that the model was made for, and for which keys in a cache keep their angles."""
+        return self.config.rope_switch or self.config.max_position_embeddings
 
     def sample(
         self,

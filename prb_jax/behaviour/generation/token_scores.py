@@ -254,12 +254,15 @@ def reward_trees(
     """
     assert isinstance(model.tokenizer, ChatTokenizer)
     view, trees = model.reader.view(ViewOptions()), []
+    limit = model.reader.limit(view)
+    if (most := model.decoder.rope_switch) is not None:  # keys in a cache keep the angles of a shorter text
+        limit = min(limit, most)
     for comparison, responses in zip(comparisons, ids, strict=True):
         (prompt,) = comparison_prompts(
             [comparison],
             model.tokenizer,
             profile_posts=view.profile_posts,
-            limit=model.reader.limit(view) - (max(map(len, responses)) if room is None else room),
+            limit=limit - (max(map(len, responses)) if room is None else room),
             order_claim=view.order_claim,
         )
         trees.append(_tree(prompt.ids, responses))

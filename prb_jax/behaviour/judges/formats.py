@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prb_jax.behaviour.judges.replies import without_thoughts
+from prb_jax.behaviour.judges.replies import is_changed, without_thoughts
 
 TOKENS: Final = 8192  # default maximum tokens of a reply, including thoughts
 
@@ -64,18 +64,28 @@ def _json_scores(answer: str) -> tuple[list[float], float | None] | None:
     found = None
     for text in re.findall(r"\{[^{}]*\}", answer):
         try:
-            given: Any = json.loads(text)
+            given: Any = json.loads(text, object_pairs_hook=_fields)
         except ValueError:
             continue
+        if given is None:
+            return [], None
         values = (
             [given.get(name) for name in ("score_1", "score_2", "ranking")] if isinstance(given, dict) else []
         )
-        if any(isinstance(value, int | float) and not isinstance(value, bool) for value in values[:2]):
+        if any(_number(value) is not None for value in values[:2]):
+            if "score_3" in given:  # two responses were shown
+                return [], None
             numbers = [_number(value) for value in values]
             found = [one for one in numbers[:2] if one is not None], numbers[2]
             if values[2] is not None and numbers[2] is None:
                 return [], None
     return found
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    """Return an object of JSON, or None if it has a field twice."""
+    given = dict(pairs)
+    return given if len(given) == len(pairs) else None
 
 
 def _number(value: Any) -> float | None:
@@ -98,17 +108,34 @@ def _boxed_scores(answer: str) -> tuple[list[float], float | None]:
 
 
 def read_judgement(answer: str) -> str | None:
-    """Return Yes or No from the last "Final Judgement"."""
-    found = re.findall(r"Final Judge?ment\W*?\s*(\w+)", answer, re.IGNORECASE)
-    said = found[-1].capitalize() if found else ""
-    return said if said in ("Yes", "No") else None
+    """Return Yes or No from the last "Final Judgement"; None for both words, and for one that is taken back."""
+    after = re.split(r"Final Judge?ment\b", answer, flags=re.IGNORECASE)[1:]
+    if not after:
+        return None
+    said = re.match(
+        r"\W*(?:\byes\s*(?:/|or)\s*no\b\W*[:?]\W*|\(yes\s*(?:/|or)\s*no\)\W*)?(?:is\W+)?(yes|no)\b(.*)",
+        after[-1],
+        re.IGNORECASE | re.DOTALL,
+    )
+    if said is None:
+        return None
+    other = "no" if said[1].lower() == "yes" else "yes"
+    if is_changed(said[2]) or re.match(rf"\W*(?:/|or|and|,)?\W*{other}\b", said[2], re.IGNORECASE):
+        return None
+    return said[1].capitalize()
 
 
 def read_brackets(answer: str) -> str | None:
-    """Return the only letter given as [[A]] or [[B]], within the last <answer> if there is one."""
+    """Return the only letter given as [[A]] or [[B]], within the last <answer> if there is one.
+
+    Another verdict in brackets, as [[C]] or [[Tie]], and "not [[A]]" give None.
+    """
     inside = re.findall(r"<answer>(.*?)</answer>", answer, re.DOTALL | re.IGNORECASE)
-    letters = set(re.findall(r"\[\[([AB])\]\]", inside[-1] if inside else answer))
-    return letters.pop() if len(letters) == 1 else None
+    text = inside[-1] if inside else answer
+    said = {letter.strip().upper() for letter in re.findall(r"\[\[([^\[\]\n]*)\]\]", text)}
+    if re.search(r"\bnot\s+(?:\w+\s+)?\[\[", text, re.IGNORECASE):
+        return None
+    return said.pop() if len(said) == 1 and said <= {"A", "B"} else None
 
 
 def read_list(answer: str) -> list[float] | None:
@@ -121,7 +148,7 @@ def read_list(answer: str) -> list[float] | None:
     place = answer.find("{")
     while place >= 0:
         try:
-            given, end = json.JSONDecoder().raw_decode(answer, place)
+            given, end = json.JSONDecoder(object_pairs_hook=_fields).raw_decode(answer, place)
         except (ValueError, RecursionError):
             given, end = None, place + 1
         found = given if isinstance(given, dict) and "scores" in given else found

@@ -26,7 +26,8 @@ from prb_jax.behaviour.judges.options import (
 from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.behaviour.judges.paper import open_paper_judge
 from prb_jax.behaviour.judges.ranking import RankJudge
-from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
+from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, load_numbers, read_template
+from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.readouts.load_options import LoadOptions

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
 from prb_jax.behaviour.judges.chat import InWords
-from prb_jax.behaviour.judges.ratings import RatingTemplate, Scale, read_template
-from prb_jax.behaviour.judges.replies import without_thoughts
+from prb_jax.behaviour.judges.ratings import RatingTemplate, read_template
+from prb_jax.behaviour.judges.replies import is_changed, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.behaviour.judges.scorer import (
     Answer,
     Conversation,
@@ -49,12 +50,17 @@ class RankLine(TypedDict):
 
 
 def read_letter(reply: str, letters: str) -> str | None:
-    """Return the letter that is the whole reply, or the whole line after its last "verdict"."""
+    """Return the letter that is the whole reply, or the line after its last "verdict", unless it is taken back."""
     answer = without_thoughts(reply)
     if answer is None:
         return None
-    lines = re.findall(r"\bverdict\b\W*([^\n]*)", answer, re.IGNORECASE)
-    letter = (lines[-1] if lines else answer).strip(_MARKUP).upper()
+    lines = list(re.finditer(r"\bverdict\b\W*([^\n]*)", answer, re.IGNORECASE))
+    letter = (lines[-1][1] if lines else answer).strip(_MARKUP).upper()
+    after = answer[lines[-1].end() :] if lines else ""
+    if is_changed(after) or re.search(
+        rf"^\W*[{letters}]\W*$", after, re.MULTILINE
+    ):  # "Verdict: C" and "Wait, D"
+        return None
     return letter if len(letter) == 1 and letter in letters else None
 
 

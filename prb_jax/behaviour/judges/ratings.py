@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.behaviour.judges.chat import ByLogits, InWords, load_by_logits
-from prb_jax.behaviour.judges.replies import answer_start, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.behaviour.judges.scorer import (
     Answer,
     Conversation,
@@ -52,79 +51,6 @@ ASPECT_AFTER_REASONING = _ASPECT + (
 RUBRIC_SCALE: Final = (0, 2)  # absent, partly present, fully present
 
 PLACE = re.compile(r"\{([A-Za-z_]+)\}")
-_DECIMAL: Final = (
-    r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # at most two digits after a decimal comma, so 1,000 fails
-)
-_NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
-_SCORE = re.compile(
-    rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?(\s*(?:-|–|to|or)\s*\d)?", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Whole numbers that a judge rates with, from the worst to the best.
-
-    Raises:
-      RunError: low is not below high.
-    """
-
-    low: int = 1
-    high: int = 9
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise RunError(f"--scale: expected LOW below HIGH, found {self.low} and {self.high}")
-
-    @property
-    def numbers(self) -> range:
-        """All numbers of the scale."""
-        return range(self.low, self.high + 1)
-
-    @property
-    def middle(self) -> float:
-        """Score of every response if a reply of the comparison cannot be read: a tie, which never counts as a win."""
-        return (self.low + self.high) / 2
-
-    def read(self, reply: str) -> float | None:
-        """Return the number in a reply; None if it names no number of the scale, or several.
-
-        This is the last number after "score" or "rating", or else the only one. Unclosed thoughts give None.
-        """
-        answer = without_thoughts(reply)
-        if answer is None:
-            return None
-        ends = rf"{self.low}\s*(?:-|–|to)\s*{self.high}"  # "Score (1-9): 7", and "7 (on a scale from 1 to 9)"
-        answer = re.sub(
-            rf"\((?:[a-z ]*\b)?{ends}\)|\b(?:from|scale of|scale)\s+{ends}\b", "", answer, flags=re.IGNORECASE
-        )
-        if scores := _SCORE.findall(answer):
-            number, of, other = scores[-1]
-            if (of and int(of) != self.high) or other:
-                return None
-        else:
-            answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
-            numbers = _NUMBER.findall(answer)
-            if len(numbers) != 1:
-                return None
-            number = numbers[0]
-        value = float(number.replace(",", "."))
-        return value if self.low <= value <= self.high else None
-
-    def expected(self, alternatives: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
-        """Return the expected number, given tokens with log-probabilities, and the total probability of all numbers.
-
-        None if no token is a number of the scale.
-        """
-        known = {str(number): number for number in self.numbers}
-        masses: dict[int, float] = {}
-        for token, logprob in alternatives:
-            if (number := known.get(token.strip())) is not None:
-                masses[number] = masses.get(number, 0.0) + math.exp(logprob)
-        total = sum(masses.values())
-        if not total:
-            return None
-        return sum(number * mass for number, mass in masses.items()) / total, total
 
 
 @dataclass(frozen=True)
@@ -326,18 +252,15 @@ class Ratings(JudgeProtocol):
         if self._alternatives is None:
             return self.scale.read(reply.text), None
         assert reply.alternatives is not None
-        start = answer_start("".join(token for token, _ in reply.alternatives))
-        if start is None:
+        found = self.scale.find("".join(token for token, _ in reply.alternatives))
+        if found is None:
             return None, None
+        value, place = found
         ends = itertools.accumulate(len(token) for token, _ in reply.alternatives)
-        places = [place for place, end in zip(reply.alternatives, ends, strict=True) if end > start]
-        # After reasons, the verdict is the last number that is named; otherwise the first.
-        places = reversed(places) if self.reason else places
-        numbers = {str(number) for number in self.scale.numbers}
-        for token, others in places:
-            if token.strip() in numbers and (expected := self.scale.expected(others)) is not None:
-                return expected
-        return None, None
+        token, others = next(one for one, end in zip(reply.alternatives, ends, strict=True) if end > place)
+        if token.strip() != f"{value:g}":  # a part of a decimal number, or more than the number
+            return None, None
+        return self.scale.expected(others) or (None, None)
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         better: list[float] = []

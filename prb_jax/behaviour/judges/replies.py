@@ -29,6 +29,7 @@ _OPENING_MARKS: Final = "|".join(opened for opened, _ in _THOUGHTS)
 _OPENED, _CLOSED = (re.compile("|".join(marks), re.IGNORECASE) for marks in zip(*_THOUGHTS, strict=True))
 
 _LETTER: Final = re.compile(r"(?:(?:answer|response|option|assistant)\s+)?([ab])(?![\w/'’])", re.IGNORECASE)
+_QUOTED: Final = re.compile(r"['‘“]([AB])['’”](?!\w)", re.IGNORECASE)
 _SHOWN: Final = re.compile(
     r"\b(?:answer|response|option|assistant)\s+[abAB]\b|(?<![\w/'’])[AB](?![\w/'’])|"
     r"(?<![\w/'’])[ab](?=\s*(?:[.,;:!?]|$))"
@@ -38,7 +39,10 @@ _EITHER: Final = re.compile(
     r"\(?\b(?:between a and b|a ?(?:or|/|vs\.?|versus) ?b)\b\)?\s*[:?]?", re.IGNORECASE
 )
 _ECHO: Final = re.compile(r"\bverdict\W*A\W+or\W+verdict\W*B\b", re.IGNORECASE)  # the instruction, repeated
-_MARKUP: Final = re.compile(r"\\boxed|</?(?:answer|verdict|output|final)>|```|[*_`\"{}$\[\]]", re.IGNORECASE)
+_MARKUP: Final = re.compile(
+    r"\\boxed|</?(?:answer|verdict|output|final)>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>|```|[*_`\"{}$\[\]]",
+    re.IGNORECASE,
+)
 
 _ADJECTIVE: Final = (
     r"(?:very|rather|slight|small|tiny|narrow|marginal|mild|modest|moderate|clear|strong|big|large|generous|close|"
@@ -55,7 +59,7 @@ _ADVERB: Final = (
 _BEFORE: Final = re.compile(
     rf"(?:(?:(?:an?|the|my|our)\s+(?:{_ADJECTIVE}\s+)*{_NOUN}|{_ADVERB}|so|thus|hence|therefore|then|and|but|if forced|"
     r"is|it is|it['’]s|that|would be|must be|goes|go|going|to|for|with|(?:in )?favou?rs?(?: of)?|in|towards?|"
-    r"i|i['’]d|we|the user|this user|user|would|will|prefers?|chooses?|chose|picks?|selects?)(?!\w)[\s:]*)+",
+    r"i['’]d|i|we|the user|this user|user|would|will|prefers?|chooses?|chose|picks?|selects?)(?!\w)[\s:]*)+",
     re.IGNORECASE,
 )
 """Words that may precede the letter of the better answer: all of them support the letter."""
@@ -81,6 +85,26 @@ _AGAIN: Final = re.compile(
 _WORSE: Final = re.compile(
     r"\W*(?:(?:is|the|clearly|much)\s+)*(?:worse|worst|weaker|inferior|rejected|loser|wrong)\b", re.I
 )
+_DENIED: Final = re.compile(
+    r"(?:\b(?:no|without|cannot|never|not)\b|n['’]t\b)(?:\s+(?:give|reach|state|make|there|is|an?|any|clear|final|my))*\s*\Z",
+    re.IGNORECASE,
+)
+"""Words before "verdict" that say there is none."""
+_CONTRARY: Final = (
+    r"^\W*(?:(?:answer|response|option|assistant)\s+)?(?-i:{letter})\W*$|"  # a line with only the other letter
+    r"\b(?:vs\.?|versus)\s+(?-i:{letter})\b|"
+    r"^\W*(?:edit|update|corrected|correction|final|revised|better|best|winner)\b[^.\n]{{0,40}}?(?:\bis|:)\s*"
+    r"(?:(?:the|answer|response|option|assistant)\s+)*(?-i:{letter})\b|"
+    r"\b(?:better|best|preferred|stronger|superior)\s+(?:one|answer|response|option|choice)\s+is\s+"
+    r"(?:(?:answer|response|option|assistant)\s+)?(?-i:{letter})\b"
+)
+_CORRECTED: Final = re.compile(
+    r"^\W*(?:edit|update|corrected|correction|revised)\b[^\n]{0,40}\d", re.IGNORECASE | re.MULTILINE
+)
+_CONCEDED: Final = re.compile(
+    r"\b(?:although|though|while|whereas|even if|because|since|if|where)\b[^.;\n]*\Z", re.IGNORECASE
+)
+"""The beginning of a clause that does not decide."""
 _UNDECIDED: Final = re.compile(
     r"\b(?:ties?|tied|draws?|drawn|equal(?:ly|s)?|same|neither|none|both|evenly|identical|equivalent|comparable|"
     r"indistinguishable|undecided|inconclusive|unsure|unclear|uncertain|toss-?up|dead heat|never|no|cannot)\b|"
@@ -122,11 +146,13 @@ def read_verdict(reply: str) -> str | None:
     answer = without_thoughts(reply)
     if answer is None:
         return None
-    answer = _ECHO.sub(" ", _MARKUP.sub(" ", answer))
+    answer = _QUOTED.sub(r"\1", _ECHO.sub(" ", _MARKUP.sub(" ", answer)))
     letter = answer.strip(" \n\r\t'.():!").upper()
     if letter in ("A", "B"):
         return letter
     for found in reversed(list(re.finditer(r"\bverdict\b\W*", answer, re.IGNORECASE))):
+        if _DENIED.search(answer[: found.start()].rpartition("\n")[2]):  # "No verdict. A"
+            return None
         before = found[0].rstrip()
         line, _, after = answer[found.end() :].partition("\n")
         if before.endswith("("):  # "verdict (A or B): B"
@@ -134,8 +160,32 @@ def read_verdict(reply: str) -> str | None:
         line = _EITHER.sub(" ", line)
         decided = _decided_letter(line)
         if decided is not None:
-            return None if _AGAIN.search(after) else decided or None
+            return None if not decided or is_withdrawn(decided, line, after) else decided
     return None
+
+
+def is_changed(after: str) -> bool:
+    """Return whether the text after a number takes it back: "Wait, ...", or a line "Corrected: 4"."""
+    return bool(_AGAIN.search(after) or _CORRECTED.search(after))
+
+
+def is_withdrawn(letter: str, line: str, after: str) -> bool:
+    """Return whether the rest of a line with a verdict, or the text after it, takes the verdict back.
+
+    It does if the judge changes its mind ("Wait, ..."), or if the text states the other letter ("Final answer: B").
+    """
+    if _AGAIN.search(after):
+        return True
+    other = "B" if letter == "A" else "A"
+    if any(re.search(_CONTRARY.format(letter=other), text, re.I | re.M) for text in (after, line)):
+        return True
+    wins = re.compile(rf"(?<!\w)(?-i:{other}){_BETTER.pattern}\s*(?=[.!,;:)\n]|\Z)", re.IGNORECASE)
+    reason = "".join(_REASON.split(line, maxsplit=1)[1:])
+    return any(
+        not _CONCEDED.search(text[: found.start()])
+        for text in (reason, after)
+        for found in wins.finditer(text)
+    )
 
 
 def _decided_letter(line: str) -> str | None:

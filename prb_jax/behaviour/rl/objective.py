@@ -31,6 +31,7 @@ from prb_jax.behaviour.rl.numbers import (
 from prb_jax.behaviour.rl.sections import LABELLED
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import walks
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
 POLICY, VALUE = "policy", "value"
 """The groups of parameters: the policy, and the value function if there is one."""
 
-FEW_READS = 4
-"""The last layer computes only the read places if they are at most one in FEW_READS of the tokens of a stream."""
+FEW_READS, FEW_READS_OF_WALKS = 4, 1.5
+"""The last layer computes only the read places if they are at most one in so many tokens of a stream. On CPUs reads
+walk through the keys in blocks, so more may be read; elsewhere a read attends to all keys of its stream."""
 
 LOGITS_AT_ONCE = 1 << 24
 """Approximate number of logits in memory at a time: the tokens of a response are processed in runs."""
@@ -245,7 +247,8 @@ def token_states(
     }
     places = jnp.asarray(reads.places)
     # With separate reads, the last layer attends only from read places to all keys of the stream, else from all tokens.
-    apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
+    few = FEW_READS_OF_WALKS if walks(batch, actor.mesh) else FEW_READS
+    apart = few * places.shape[1] <= batch.tokens.shape[1]
     batch = dataclasses.replace(batch, reads=places)
     decoder = bind(actor.config, params)
     x = decode_stream(decoder, batch, reads_only=apart, differentiated=differentiated, **options)

@@ -42,7 +42,6 @@ from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
 from prb_jax.scoring.inputs import Inputs, read_inputs
 from prb_jax.scoring.open_scorer import Model
 from prb_jax.training.data import Examples, Order, read_examples
-from prb_jax.training.export import adapter_refusal
 from prb_jax.training.logs import StepFile
 from prb_jax.training.loop import Loop, TrainResult, open_loop, write_summary
 from prb_jax.training.record import (
@@ -195,10 +194,7 @@ def ppo(
         if not there[0]:
             learner.export(path / MODEL)
         if settings.tuning == "lora" and not there[1]:
-            if refusal := adapter_refusal(settings.lora):
-                loop.say(f"no folder '{ADAPTER}': {refusal}")
-            else:
-                learner.export_adapter(path / ADAPTER)
+            learner.export_adapter(path / ADAPTER)
         texts: Rows = []
         if held_out is not None and measured is not None:
             texts = write_held_out(path, learner, held_out.comparisons, rewards)

@@ -164,6 +164,7 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
         queue.append(
             {
                 "id": item.id,
+                "question": item.shown["prompt"][-1]["content"],
                 "user_id": item.shown["user_id"],
                 "dispute": min(chosen, rejected) / max(len(fits), 1),
                 "reasons": reasons,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from prb_jax.reports.table import Table, gained, interval, percent, signed
+from prb_jax.reports.table import Table, answered, gained, interval, percent, signed
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,8 +33,16 @@ BOUNDED = (SEEN, UNSEEN, WORDING)  # parts with known upper bounds
 
 Bounds = tuple[float, float] | None
 _COSTS = ("served", "pairs", "shown", "ms/pair")
+_NAME = 15  # characters of a name on one line
 
-_NOTES = """\
+_NOTES = (
+    "[..] 95 % interval, over personas and over answers that several of them judge",
+    "served: share of personas with accuracy above chance; best: bounds of any model",
+    "persona x words: a weight for each word and persona, without language",
+)
+"""Notes under the table on a terminal: one line each in 80 columns."""
+
+_REPORT_NOTES = """\
 [..] 95 % interval over personas and, if several of them judge the same answers, over the answers too;
 persona x words: a linear model with a weight for each word and each persona of the training part; best, user
 unknown: the Bayes accuracy; served: share of the seen and unseen personas with accuracy above chance in these two
@@ -78,27 +86,21 @@ class QuickstartSummary(TypedDict):
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:
-    """Return the summary for the terminal: the answer in one sentence, a table of accuracies, and one of costs."""
-    from rich.console import Group
-    from rich.text import Text
-
+    """Return the summary for the terminal: the answer in one sentence, a table of accuracies, and notes."""
     heads = [
         f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
         for part, heading in _HEADINGS.items()
     ]
     rows, bounds = _rows(summary)
-    accuracies = [[name, *map(_on_two_lines, cells[: len(heads)])] for name, *cells in rows]
-    costs = [[name, *cells[len(heads) :]] for name, *cells in rows]
-    return Group(
-        Text(quickstart_answer(summary)),
-        Table(
-            "Accuracy on the generated benchmark",
-            ("model", *heads),
-            [*accuracies, [], *bounds],
-            words=1 + len(heads),
-        ),
-        Table("", ("model", *_COSTS), costs, note=_NOTES.strip()),
+    shown = [_on_two_lines(row[: 2 + len(heads)]) for row in rows]
+    table = Table(
+        "Accuracy on the generated benchmark",
+        ("model", *heads, "served"),
+        [*shown, [], *(_on_two_lines([*row, ""]) for row in bounds)],
+        words=1 + len(heads),
+        narrow=True,
     )
+    return answered(table, answer=quickstart_answer(summary), notes=_NOTES)
 
 
 def quickstart_answer(summary: Mapping[str, Any]) -> str:
@@ -121,7 +123,7 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
     rows, bounds = _rows(summary)
     lines = ["# Accuracy on the generated benchmark", "", quickstart_answer(summary), ""]
     lines += Table("", heads, [*rows, *([*row, *[""] * len(_COSTS)] for row in bounds)]).markdown(str)
-    lines += ["", _NOTES.strip(), ""]
+    lines += ["", _REPORT_NOTES.strip(), ""]
     lines += ["Gain from knowing the profile, on the same pairs (paired, 95 % interval as above):", ""]
     for part, key in KEYS.items():
         gain = summary["persona_minus_user_blind"][key]
@@ -151,7 +153,10 @@ def _rows(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[list[str]]]
     return models, bounds
 
 
-def _on_two_lines(cell: str) -> str:
-    """Put a figure's interval on a second line, so four figures fit in 80 columns."""
-    value, _, bounds = cell.partition(" ")
-    return f"{value}\n{bounds.strip('[]')}".rstrip()
+def _on_two_lines(row: Sequence[str]) -> list[str]:
+    """Put intervals, and the end of a long name, on a second line, so five figures fit in 80 columns."""
+    name, *cells = row
+    if len(name) > _NAME:
+        name = "\n".join(name.rsplit(" ", 1))
+    parts = (cell.partition(" ") for cell in cells)
+    return [name, *(f"{value}\n{bounds.strip('[]')}".rstrip() for value, _, bounds in parts)]

@@ -31,6 +31,7 @@ from prb_jax.measure.bench.rivals.transformers import (
 from prb_jax.measure.bench.workload import Workload, count_pairs, workload_for
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import measured_peak, stream_flops
+from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import lanes, stream_scores
 from prb_jax.scoring.reward_model import RewardModel
@@ -63,7 +64,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         nonlocal padded, flops
         with counting:
             padded += batch.tokens.size
-            flops += stream_flops(batch, model.decoder)
+            flops += stream_flops(batch, model.decoder, reads_only=is_pointwise(model.decoder))
         return model.dispatch(batch)
 
     # The stream only counts the comparisons and passes them to `encode`, so trees work too.

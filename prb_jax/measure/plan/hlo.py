@@ -16,7 +16,9 @@ from functools import cached_property
 from prb_jax.errors import RunError
 
 _HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
-_END = re.compile(r"^\}(\s|$)")  # and not "}}, ...": a kernel's metadata runs over several lines
+# A computation for another core ends in '}, execution_thread="sparsecore"'. "}}, ..." is no end: a kernel's metadata
+# runs over several lines.
+_END = re.compile(r"^\}(\s|$|, execution_thread=)")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
 _CALLED = re.compile(r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")

@@ -51,8 +51,8 @@ class PlannedStreams:
     batch: StreamBatch  # ``ShapeDtypeStruct`` with shardings
     trees: int  # capacity of a stream in trees
     responses: int  # most responses of a tree
-    # number of attention steps, for one head of the kernel or one round of the XLA program, on the busiest
-    # device
+    # attention steps on the busiest device: for one head of the kernel, its pairs in whole steps; for the XLA program,
+    # steps of a round
     steps: float
     kernel_bytes: (
         float  # bytes of keys and values that a kernel reads in all layers of a forward pass, on one device
@@ -149,9 +149,8 @@ def _vain_pairs(batch: StreamBatch, config: DecoderConfig, mesh: Mesh) -> float 
     table = batch.blocks
     if not isinstance(table, StepTable) or (config.sliding_window and all(config.layer_windows)):
         return None
-    counts = np.asarray(table.counts)[..., 0]
-    computed = float(counts.max()) * counts.size * table.block**2
-    return 1.0 - seen_pairs(batch) / computed
+    computed = table.computed_pairs()
+    return 1.0 - seen_pairs(batch) / (float(computed.max()) * computed.size)
 
 
 def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float, float]:
@@ -159,9 +158,9 @@ def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float
     table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
     heads = config.num_attention_heads // mesh.shape["tensor"]
     if isinstance(table, StepTable):
-        steps = float(np.asarray(table.counts)[..., 0].max())
-        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.layer_mixers.count(
-            ATTENTION
-        )
+        fetched = float(np.asarray(table.counts)[..., 0].max()) * table.block  # keys, and as many values
+        layers = config.layer_mixers.count(ATTENTION)
+        steps = float(table.computed_pairs().max()) / table.block**2
+        return steps, 2.0 * fetched * 2 * heads * config.head_dim * layers
     assert isinstance(table, BlockTable)
     return steps_of_rounds(np.asarray(table.counts), heads, parts=mesh.shape["sequence"]), 0.0

@@ -44,6 +44,7 @@ class StreamAttention:
     one_length: bool = (
         True  # if True, no shorter shapes for streams with few tokens, because compiling is expensive
     )
+    has_sinks: bool = False  # for a kernel: True if it supports attention sinks
     refused: str | None = None  # reason why the machine's kernel is not used, if it has one
     refusal: Callable[..., str | None] | None = field(default=None, compare=False, repr=False)
     """For a kernel: function (configuration, mesh, dtype, trained) -> reason why it cannot compute the model, or
@@ -88,7 +89,9 @@ def choose_attention(
     parts, refused = sequence_parts(mesh), None
     if dtype == jnp.bfloat16 and wanted == "auto" and platform in BUILTIN["attention"]:
         kernel = get("attention", platform).value
-        refused = f"the {kernel.name} has no attention sinks" if config.sinks else None
+        refused = (
+            f"the {kernel.name} has no attention sinks" if config.sinks and not kernel.has_sinks else None
+        )
         refused = refused or kernel.refusal(config, mesh=mesh, dtype=dtype, trained=trained)
         if refused is None:
             return replace(kernel, parts=parts)
@@ -110,8 +113,6 @@ def attend_streams(
     """Same as :func:`prb_jax.models.attention.streams.stream_attention`, with the implementation that the streams were
     laid out for."""
     table = type(batch.blocks)
-    if table is not BlockTable and options.get("sinks") is not None:
-        raise NotImplementedError("attention sinks: only the XLA program over blocks supports them")
     # Imported here because kernels import slowly and only some machines have them.
     attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
     return attend(q, k, v, batch=batch, mesh=mesh, **options)

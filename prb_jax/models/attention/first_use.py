@@ -1,7 +1,7 @@
 """Verification of kernels: the first use of a kernel on a machine compares it with the XLA program.
 
-Both compute a small stream of packed trees, with and without a window and a softcap, forward and backward. The result
-is cached beside the compilation cache, by device, versions and head sizes.
+Both compute a small stream of packed trees, with and without a window, a softcap and the model's attention sinks,
+forward and backward. The result is cached beside the compilation cache, by device, versions and head sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from prb_jax.version import versions
 
 FILE = "kernels.json"  # in the folder of compiled programs
 
-_TOKENS, _LONGEST, _WINDOW, _SOFTCAP = 2048, 900, 300, 20.0
+_TOKENS, _LONGEST, _WINDOW, _SOFTCAP = 4096, 1150, 300, 20.0
+_OTHERS = (780, 310, 360)  # prefixes of more trees, with which the TPU kernel uses all of its areas
 _COMPUTING = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 _OF_XLA = 2.0  # tolerance, as a multiple of the XLA program's difference between bfloat16 and float32
 
@@ -60,7 +61,7 @@ def kernel_fault(
     options = kernel.shaped(StreamOptions(_TOKENS, window=_WINDOW))
     group = config.num_attention_heads // config.num_key_value_heads
     softcap = _SOFTCAP if takes_softcap else None
-    return _agreed(kernel.name, attend, options, devices[0], group, config.head_dim, softcap)
+    return _agreed(kernel.name, attend, options, devices[0], group, config.head_dim, softcap, config.sinks)
 
 
 def is_here(device: Any) -> bool:
@@ -72,15 +73,18 @@ def is_here(device: Any) -> bool:
 @functools.cache
 def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *sizes: Any) -> str | None:
     """Return the result of :func:`kernel_fault`, equal in all processes; a collective."""
-    group, head_dim, softcap = sizes
+    group, head_dim, softcap, sinks = sizes
     numbers = [
         f"{package} {number}" for package, number in versions(_COMPUTING).items() if number is not None
     ]
     key = ", ".join([name, device.device_kind, *numbers, f"{group} heads of {head_dim}"])
+    key += " with sinks" if sinks else ""
     differences = _known(key)
     if differences is None:
         with jax.default_device(device):
-            differences = compare(attend, options, group=group, head_dim=head_dim, softcap=softcap)
+            differences = compare(
+                attend, options, group=group, head_dim=head_dim, softcap=softcap, sinks=sinks
+            )
         _remember(key, differences)
     found, allowed = differences
     fault = None
@@ -96,21 +100,26 @@ def _agreed(name: str, attend: Attention, options: StreamOptions, device: Any, *
 
 
 def compare(
-    attend: Attention, options: StreamOptions, *, group: int, head_dim: int, softcap: float | None
+    attend: Attention,
+    options: StreamOptions,
+    *,
+    group: int,
+    head_dim: int,
+    softcap: float | None,
+    sinks: bool = False,
 ) -> tuple[float, float]:
     """Return the difference between a kernel in bfloat16 and the XLA program in float32, and its limit.
 
     Both are norms of differences divided by norms, for the array with the largest difference relative to its limit:
     the output, or a gradient.
     """
-    trees, shape = _trees(), StreamShape(options.tokens, 16)
+    trees, shape = _trees(), StreamShape(options.tokens, 32)
 
     def computed(attend: Attention, dtype: Any, options: StreamOptions) -> list[np.ndarray]:
         (packed,) = pack_streams(trees, shape, options)
         batch = make_stream_batch(trees, packed, options)
-        return [
-            np.asarray(x, np.float32) for x in _both_passes(attend, dtype, batch, group, head_dim, softcap)
-        ]
+        results = _both_passes(attend, dtype, batch, group, head_dim, softcap, sinks=sinks)
+        return [np.asarray(x, np.float32) for x in results]
 
     blocks = StreamOptions(options.tokens, window=options.window)
     exact = computed(stream_attention, jnp.float32, blocks)
@@ -124,19 +133,27 @@ def compare(
 
 
 def _both_passes(
-    attend: Attention, dtype: Any, batch: StreamBatch, group: int, head_dim: int, softcap: float | None
+    attend: Attention,
+    dtype: Any,
+    batch: StreamBatch,
+    group: int,
+    head_dim: int,
+    softcap: float | None,
+    *,
+    sinks: bool,
 ) -> Any:
     """Return the outputs with and without a window and a softcap, and the gradients by q, k and v."""
     rng, tokens = np.random.default_rng(0), batch.tokens.shape[1]
     heads = (group, 1, 1, group)
     q, k, v, towards = (jnp.asarray(rng.normal(size=(1, tokens, n, head_dim)), dtype) for n in heads)
     q = q / jnp.asarray(math.sqrt(head_dim) / 2, dtype)
+    logits = {"sinks": jnp.linspace(-1.0, 2.0, group)} if sinks else {}
 
     @jax.jit
     def run(batch: StreamBatch, towards: jax.Array, *qkv: jax.Array) -> Any:
         def outputs(*qkv: jax.Array) -> jax.Array:
             whole = attend(*qkv, batch=batch)
-            near = attend(*qkv, batch=batch, window=_WINDOW, softcap=softcap)
+            near = attend(*qkv, batch=batch, window=_WINDOW, softcap=softcap, **logits)
             real = (jnp.asarray(batch.until) > jnp.arange(1, tokens + 1)) | (jnp.asarray(batch.positions) > 0)
             return jnp.where(real[..., None, None], jnp.stack([whole, near]), 0)
 
@@ -147,8 +164,8 @@ def _both_passes(
 
 
 def _trees() -> list[Any]:
-    """Return less than one stream of trees: a long conversation with three ends, users with two questions, and short
-    conversations."""
+    """Return less than one stream of trees: a long conversation with three ends, users with two questions, short
+    conversations, and pairs."""
     rng = np.random.default_rng(0)
 
     def ids(count: int) -> np.ndarray:
@@ -159,7 +176,10 @@ def _trees() -> list[Any]:
     for _ in range(2):
         question = np.concatenate([profile, ids(30)])
         trees.append(build_tree([np.concatenate([question, ids(length)]) for length in (20, 45)]))
-    return [*trees, build_tree([ids(40), ids(9)]), build_tree([ids(1)])]
+    trees += [build_tree([ids(40), ids(9)]), build_tree([ids(1)])]
+    for prefix in map(ids, _OTHERS):
+        trees.append(build_tree([np.concatenate([prefix, ids(length)]) for length in (35, 70)]))
+    return trees
 
 
 def _off(ours: np.ndarray, exact: np.ndarray) -> float:

@@ -52,12 +52,12 @@ def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = Tr
     )
 
 
-def one_by_one(stream: Callable[..., jax.Array], mesh: Mesh | None) -> Callable[..., jax.Array]:
+def one_by_one(stream: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     """Same as :func:`over_mesh`, for attention of a single stream: each device computes its streams sequentially."""
 
-    def attend(*arrays: Any) -> jax.Array:
+    def attend(*arrays: Any) -> Any:
         if len(arrays[0]) == 1:
-            return stream(*jax.tree.map(lambda x: x[0], arrays))[None]
+            return jax.tree.map(lambda x: x[None], stream(*jax.tree.map(lambda x: x[0], arrays)))
         return lax.map(lambda of_stream: stream(*of_stream), arrays)
 
     return over_mesh(attend, mesh)

@@ -18,6 +18,10 @@ from prb_jax.trees.streams import StreamBatch
 READS = 64  # read places whose scores with all keys of a stream exist at once
 READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees together
 
+MANY_READS = 8
+"""If one in so many tokens or more is read, reads are next to each other, as those of all tokens of responses: a block
+of BLOCK reads then sees hardly more keys than each of them, and its products are larger."""
+
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
     """Return x [B, T, D] at places int32 [B, K]: [B, K, D]."""
@@ -47,14 +51,16 @@ def attend_from_stream_reads(
     if not walks(batch, mesh):
         return with_sinks(*_attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap), sinks)
     streams, reads, *_ = q.shape
-    padding = -reads % READS_OF_A_BLOCK
+    many = reads >= BLOCK and MANY_READS * reads >= k.shape[1]
+    width = BLOCK if many else READS_OF_A_BLOCK
+    padding = -reads % width
     places = jnp.pad(jnp.asarray(batch.reads), ((0, 0), (0, padding)))
-    seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
+    seen = _seen(batch, places, window).reshape(streams, -1, width, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
     # Blocks of keys that are seen completely come before blocks seen partly.
     keys = jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2)
     counts = jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2)
-    of_queries = (keys, counts, places.reshape(streams, -1, READS_OF_A_BLOCK))
+    of_queries = (keys, counts, places.reshape(streams, -1, width))
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> Any:

@@ -1,8 +1,9 @@
 """Attention over packed streams (:mod:`prb_jax.trees.streams`) on TPUs: a Pallas kernel, forward and backward.
 
 A step of the kernel processes one block of queries and one block of keys from a table
-(:mod:`prb_jax.trees.stream_tables`). The table lists only pairs of blocks in which some query sees some key, so no
-step is empty, regardless of the trees in the stream. The number of steps is data: one program serves all trees.
+(:mod:`prb_jax.trees.kernel_tables`). The table lists only pairs of blocks in which some query sees some key, so no
+step is empty, regardless of the trees in the stream. Of each pair it names the area that is computed, one of a few
+shapes that the kernel has code for. The number of steps is data: one program serves all trees.
 
 Scores have the shape keys x queries, so that maxima, sums and other values per query are rows. The backward pass keeps
 the logarithm of each softmax denominator and recomputes a block's weights, in two kernels: one walks through the keys
@@ -28,10 +29,11 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one
-from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
+from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED, with_sinks
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.platform.sharding import sequence_parts
-from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
+from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable
+from prb_jax.trees.step_areas import SEEN, TILE, Rectangle, step_areas
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -60,6 +62,7 @@ def kernel_attention(
     batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -68,7 +71,7 @@ def kernel_attention(
     Products have factors in q's dtype and float32 sums; the softmax is float32. Padding sees only itself.
 
     Args:
-        q, k, v, window, softcap, mesh: Same as there.
+        q, k, v, window, softcap, sinks, mesh: Same as there.
         batch: Streams with the table of steps for this window.
         interpret: If True, run the kernel's steps by XLA on any machine, for tests.
     """
@@ -80,31 +83,36 @@ def kernel_attention(
     if (parts := table.counts.shape[1]) != sequence_parts(mesh):
         raise ValueError(f"these streams are for queries in {parts} parts, found {sequence_parts(mesh)}")
 
-    def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> jax.Array:
+    def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> Any:
         facts = KernelFacts(jax.tree.map(lambda x: x[0], table), *of_keys)
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
-        return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
+        results: Any = _attend(settings, *by_head, facts)
+        return [jnp.swapaxes(x, 0, 1) for x in results]
 
     of_keys = [jnp.asarray(x)[:, None] for x in (batch.until, batch.positions)]
-    return one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
+    out, log = one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
+    return with_sinks(out, log, sinks)
 
 
 KERNEL = StreamAttention(
     "kernel (Pallas) over packed streams",
     "steps",
+    has_sinks=True,
     refusal=lambda config, *, mesh, **_: kernel_fault(KERNEL, kernel_attention, config, mesh=mesh),
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts) -> jax.Array:
-    """q [heads, N, H], k and v [G, N, H] -> [heads, N, H]."""
+def _attend(
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts
+) -> tuple[jax.Array, jax.Array]:
+    """q [heads, N, H], k and v [G, N, H] -> [heads, N, H], and logarithms of denominators, float32 [heads, N]."""
     return _attend_forward(settings, q, k, v, facts)[0]
 
 
 def _attend_forward(
     settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     heads, tokens, head_dim = q.shape
     out, log = _run(
         _forward,
@@ -119,16 +127,19 @@ def _attend_forward(
     )
     out = out.swapaxes(1, 2)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
-    return out, (q, k, v, facts, out, log)
+    return (out, log[:, 0]), (q, k, v, facts, out, log)
 
 
 def _attend_backward(
-    settings: Settings, kept: tuple[Any, ...], cotangent: jax.Array
+    settings: Settings, kept: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
+    cotangent, by_log = cotangents
     (heads, tokens, head_dim), block = q.shape, settings.block
-    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight.
-    inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, None]
+    # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. A logarithm of
+    # the denominator has the weights as its derivatives by scores.
+    inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    inner_product = (inner_product - by_log)[:, None]
     given: dict[str, Any] = {
         "group": heads // len(k),
         "of_queries": [q, cotangent],
@@ -263,34 +274,63 @@ class _Step:
         """Run the decorated function in steps with this flag."""
         return pl.when(((self.flags & flag) != 0) & also)
 
+    def add(self, add: Callable[[_Part], None]) -> None:
+        """Call ``add`` for each part of the area of this step."""
+        areas = step_areas(self.settings.block // TILE)
+        offset = lax.div(self.flags, OFFSET)
+
+        def body(number: int) -> Callable[[], None]:
+            def parts() -> None:
+                for rectangle in areas[number]:
+                    add(_Part(self, rectangle, offset, masked=number != SEEN))
+
+            return parts
+
+        lax.switch(lax.div(lax.rem(self.flags, OFFSET), AREA), [body(number) for number in range(len(areas))])
+
+
+class _Part:
+    """Queries and keys of a step that are computed together.
+
+    Attributes:
+        queries, keys: Slices of the step's blocks; sizes are static.
+    """
+
+    def __init__(self, step: _Step, rectangle: Rectangle, offset: Any, *, masked: bool) -> None:
+        self.step, self.masked = step, masked
+        self.first_query, self.sizes = (
+            rectangle.query * TILE,
+            (rectangle.keys * TILE, rectangle.queries * TILE),
+        )
+        whole = self.sizes[0] == step.settings.block
+        self.first_key = 0 if whole else pl.multiple_of(offset * TILE, TILE)
+        self.keys = pl.ds(self.first_key, self.sizes[0])
+        self.queries = pl.ds(self.first_query, self.sizes[1])
+
     def scores(self, q: Any, k: Any) -> jax.Array:
         """Return scores, float32 [keys, queries]: soft-capped, not masked."""
-        return soft_capped(product(k[...], q[...], (1, 1)), self.settings.softcap)
+        scores = product(k[self.keys, :], q[self.queries, :], (1, 1))
+        return soft_capped(scores, self.step.settings.softcap)
 
-    def add(self, add: Callable[[Callable[[jax.Array, float], jax.Array]], None]) -> None:
-        """Call ``add`` with a function that replaces masked entries of an array [keys, queries] by a number."""
-        lax.cond(
-            (self.flags & PARTLY) != 0,
-            lambda: add(lambda x, other: jnp.where(self._seen(), x, other)),
-            lambda: add(lambda x, _: x),
+    def seen(self, x: jax.Array, other: float) -> jax.Array:
+        """Replace the entries of an array [keys, queries] that are not visible by a number."""
+        if not self.masked:
+            return x
+        settings, step = self.step.settings, self.step
+        place = (
+            step.query * settings.block + self.first_query + lax.broadcasted_iota(jnp.int32, self.sizes, 1)
         )
-
-    def _seen(self) -> jax.Array:
-        """Return the mask of visible pairs, bool [keys, queries]."""
-        block = self.settings.block
-        place = self.query * block + lax.broadcasted_iota(jnp.int32, (block, block), 1)
-        key = self.key * block + lax.broadcasted_iota(jnp.int32, (block, block), 0)
-        until, *positions = (fact[...] for fact in self.facts)
-        seen = (key <= place) & (place < _column(until))
-        if self.settings.window is not None:
-            of_keys, of_queries = positions
-            seen &= of_queries - _column(of_keys) < self.settings.window
-        return seen
+        key = step.key * settings.block + self.first_key + lax.broadcasted_iota(jnp.int32, self.sizes, 0)
+        of_keys = [_column(fact[:, self.keys]) for fact in step.facts[:2]]
+        seen = (key <= place) & (place < of_keys[0])
+        if settings.window is not None:
+            seen &= step.facts[2][:, self.queries] - of_keys[1] < settings.window
+        return jnp.where(seen, x, other)
 
 
 def _column(row: jax.Array) -> jax.Array:
     """[1, n] -> [n, 1]."""
-    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
+    return jnp.broadcast_to(row, (TILE, row.shape[1])).T[:, :1]
 
 
 def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
@@ -305,13 +345,14 @@ def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
         result[...] = jnp.zeros_like(result)
 
     @step.add
-    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
-        scores = seen(step.scores(q, k), MASKED)
-        highest = jnp.maximum(top[...], scores.max(axis=0, keepdims=True))
-        weights, kept = jnp.exp(scores - highest), jnp.exp(top[...] - highest)
-        top[...] = highest
-        total[...] = kept * total[...] + weights.sum(axis=0, keepdims=True)
-        result[...] = kept * result[...] + product(v[...], weights.astype(v.dtype))
+    def _(part: _Part) -> None:
+        columns = slice(None), part.queries
+        scores = part.seen(part.scores(q, k), MASKED)
+        highest = jnp.maximum(top[columns], scores.max(axis=0, keepdims=True))
+        weights, kept = jnp.exp(scores - highest), jnp.exp(top[columns] - highest)
+        top[columns] = highest
+        total[columns] = kept * total[columns] + weights.sum(axis=0, keepdims=True)
+        result[columns] = kept * result[columns] + product(v[:, part.keys], weights.astype(v.dtype))
 
     @step.on(LAST)
     def _() -> None:
@@ -319,14 +360,13 @@ def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
         log[...] = top[...] + jnp.log(total[...])
 
 
-def _pulled(
-    step: _Step, seen: Callable[[jax.Array, float], jax.Array], refs: Sequence[Any]
-) -> tuple[jax.Array, jax.Array]:
-    """Return the weights [keys, queries] of a step, and the derivatives by its scores, both in q's dtype."""
+def _pulled(part: _Part, refs: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    """Return the weights [keys, queries] of a part, and the derivatives by its scores, both in q's dtype."""
     q, cotangent, k, v, log, inner_product = refs
-    capped, softcap = step.scores(q, k), step.settings.softcap
-    weights = seen(jnp.exp(capped - log[...]), 0.0)
-    gradient = weights * (product(v[...], cotangent[...], (1, 1)) - inner_product[...])
+    capped, softcap = part.scores(q, k), part.step.settings.softcap
+    weights = part.seen(jnp.exp(capped - log[:, part.queries]), 0.0)
+    by_weight = product(v[part.keys, :], cotangent[part.queries, :], (1, 1))
+    gradient = weights * (by_weight - inner_product[:, part.queries])
     if softcap is not None:
         gradient = gradient * (1.0 - jnp.square(capped / softcap))
     return weights.astype(q.dtype), gradient.astype(q.dtype)
@@ -342,9 +382,9 @@ def _by_query(settings: Settings, steps: Any, *refs: Any) -> None:
         result[...] = jnp.zeros_like(result)
 
     @step.add
-    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
-        _, gradient = _pulled(step, seen, given)
-        result[...] += product(key_columns[...], gradient)
+    def _(part: _Part) -> None:
+        _, gradient = _pulled(part, given)
+        result[:, part.queries] += product(key_columns[:, part.keys], gradient)
 
     @step.on(LAST)
     def _() -> None:
@@ -364,10 +404,10 @@ def _by_key(settings: Settings, steps: Any, *refs: Any) -> None:
         of_values[...] = jnp.zeros_like(of_values)
 
     @step.add
-    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
-        weights, gradient = _pulled(step, seen, given)
-        of_keys[...] += product(gradient, q[...])
-        of_values[...] += product(weights, cotangent[...])
+    def _(part: _Part) -> None:
+        weights, gradient = _pulled(part, given)
+        of_keys[part.keys, :] += product(gradient, q[part.queries, :])
+        of_values[part.keys, :] += product(weights, cotangent[part.queries, :])
 
     @step.on(LAST, head == pl.num_programs(2) - 1)
     def _() -> None:

@@ -201,6 +201,11 @@ def _check_factors(path: Path, module: str, parts: Mapping[str, TensorInfo], con
             f"{path}: module '{module}': expected {', '.join(expected)} (use_dora: {str(config.use_dora).lower()}), "
             f"found {', '.join(parts)}"
         )
+    magnitude, rows = parts.get("lora_magnitude_vector"), parts["lora_B.weight"].shape[:1]
+    if magnitude is not None and magnitude.shape != rows:
+        raise CheckpointError(
+            f"{path}: tensor '{magnitude.name}': expected shape {list(rows)}, found {list(magnitude.shape)}"
+        )
     parameter = config.parameter_of(module)
     if parameter is None and not config.targets(module):
         raise CheckpointError(f"{path}: module '{module}': is not among target_modules of {config.where}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.four_bits import four_bits
-from prb_jax.models.checkpoints.weight_file import TensorInfo
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo
 from prb_jax.models.checkpoints.weight_index import SCALE, SliceReader, Update, WeightIndex
 from prb_jax.records.reading import read_object
 
@@ -88,6 +88,10 @@ def _scaled(
     if scale.shape != expected:
         raise CheckpointError(
             f"{scale.path}: tensor '{scale.name}': expected shape {list(expected)}, found {list(scale.shape)}"
+        )
+    if scale.dtype not in FLOAT_DTYPES:  # bytes may be exponents of 2
+        raise CheckpointError(
+            f"{scale.path}: tensor '{scale.name}': expected floating-point scales, found {scale.dtype}"
         )
     return _Scaled(scale, block)
 

@@ -36,6 +36,7 @@ from prb_jax.models.config.fields import (
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
+from prb_jax.platform.paths import folder_hint
 from prb_jax.records.reading import read_object
 from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
@@ -158,6 +159,13 @@ class DecoderConfig:
         return counts
 
     @property
+    def rope_switch(self) -> int | None:
+        """Tokens up to which conversations have the usual rotary angles; longer ones have others from their first
+        token on. None if all have the same."""
+        lengths = [rope.original_max_position_embeddings for rope in self.rope if rope and rope.long_factor]
+        return min(lengths) if lengths and min(lengths) < self.max_position_embeddings else None
+
+    @property
     def taps(self) -> int | None:
         """Tokens that the convolution of recurrent layers sees; None without such layers."""
         return None if self.recurrence is None else self.recurrence.taps
@@ -198,6 +206,12 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
         )
 
 
+def no_model(folder: str | Path) -> CheckpointError:
+    """Return the error for a folder without a config."""
+    hint = folder_hint(Path(folder))
+    return CheckpointError(f"{folder}: expected a model folder, found no config.json in it{hint}")
+
+
 def read_raw_config(folder: str | Path) -> dict[str, Any]:
     """Return the JSON object in ``config.json`` of a model folder, after type checks of the fields that are read
     before the family is known.
@@ -206,8 +220,9 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
       CheckpointError: The file is missing or is not a JSON object, or a field has another type.
     """
     path = Path(folder) / "config.json"
-    hint = "" if path.exists() else "expected a model folder"
-    raw = read_object(path, error=CheckpointError, hint=hint, finite=False)
+    if not path.exists():
+        raise no_model(folder)
+    raw = read_object(path, error=CheckpointError, finite=False)
     fields = FieldReader(raw, str(path))
     fields.architectures()
     if fields.has("model_type"):
@@ -315,7 +330,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         sinks=family.sinks,
         experts=experts,
         fields=tuple((name, fields.like(name, default=value)) for name, value in family.fields.items()),
-        max_position_embeddings=min(longest, *(rope.longest for rope in ropes if rope is not None)),
+        max_position_embeddings=longest,
         num_labels=fields.num_labels(),
         pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=absent["tie_word_embeddings"]),

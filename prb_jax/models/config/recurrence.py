@@ -55,8 +55,10 @@ def parse_recurrence(fields: FieldReader, family: Family) -> Recurrence:
     """Read the sizes of recurrent layers.
 
     Raises:
-      CheckpointError: A size is missing or mistyped, or the heads do not match.
+      CheckpointError: A size is missing or mistyped, the heads do not match, or the activation is another one.
     """
+    if fields.text("hidden_act", default="silu") not in ("silu", "swish"):  # also that of the convolution
+        raise fields.error("hidden_act", "'silu', because no other one is supported in recurrent layers")
 
     def size(name: str, minimum: int = 1) -> int:
         return fields.integer(f"linear_{name}", default=family.defaults[f"linear_{name}"], minimum=minimum)

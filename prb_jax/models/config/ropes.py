@@ -178,7 +178,7 @@ def _parse_rope(
             factor=factor,
             attention_factor=rope.number("attention_factor", default=extended),
             short_factor=short,
-            longest=longest if short == long else original,
+            long_factor=() if short == long else long,
         )
     return made(
         factor=factor,

@@ -31,17 +31,22 @@ def unknown_architecture(fields: FieldReader, family: Family | None, named: str 
 
 
 def _nearest(fields: FieldReader) -> str:
-    """Return the known family that reads most fields of an unknown family's file, and the fields it does not read."""
-    raw, found = dict(fields.raw), []
+    """Return the known family that reads most fields of an unknown family's file, and the fields it does not read.
+
+    If no family can read the file, return the family with the most similar name, and what it refuses.
+    """
+    raw, found, refused = dict(fields.raw), [], []
     for name in FAMILIES:
+        likeness = SequenceMatcher(None, name, raw["model_type"]).ratio()
         try:
             unread = parse_config(raw | {"model_type": name, "architectures": None}, where="").ignored_keys
-        except CheckpointError:
+        except CheckpointError as error:
+            refused.append((-likeness, name, str(error).removeprefix(": ")))
             continue
-        likeness = SequenceMatcher(None, name, raw["model_type"]).ratio()
         found.append((len(unread), -likeness, name, unread))
     if not found:
-        return ""
+        _, name, reason = min(refused)
+        return f" The nearest known family is '{name}', which cannot read it: {reason.rstrip('.')}."
     _, _, name, unread = min(found)
     differs = f"which does not read {listed(unread, most=8)}" if unread else "which reads the same fields"
     return f" The nearest known family is '{name}', {differs}."

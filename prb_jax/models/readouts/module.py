@@ -120,6 +120,8 @@ class RewardModule(HeadedDecoder):
         tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
         batch = self._plain(tokens, every=False)
         last = jnp.pad(lengths - 1, (0, batch.tokens.shape[0] - len(lengths)))[:, None]
+        if (most := self.config.rope_switch) is not None:
+            batch = replace(batch, long=jnp.broadcast_to(last >= most, batch.tokens.shape))
         rewards = self._rewards(replace(batch, reads=last, ends=last))[: len(lengths), 0]
         return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
 
@@ -138,6 +140,11 @@ class RewardModule(HeadedDecoder):
         """Return streams of one conversation each, as long as the stream; read `every` token, or only the first."""
         attention, (rows, length) = self.program.attention, tokens.shape
         check_length(self.config, length)
+        if every and self.config.rope_switch is not None and length > self.config.rope_switch:
+            raise ValueError(
+                f"tokens: expected at most {self.config.rope_switch} a row, found {length}: longer conversations have "
+                "other rotary angles, so their beginnings have other rewards"
+            )
         assert attention is not None
         streams = round_up(rows, mesh_shape(self.program.mesh).batch_shards)
         options = StreamOptions(

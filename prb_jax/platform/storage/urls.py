@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from prb_jax.errors import PrbError, RunError, printable
+from prb_jax.errors import PrbError, RunError, printable, quote, refuse_unknown
 from prb_jax.platform.paths import OUTPUTS, copies, localised, names_url, shown
 from prb_jax.platform.storage.objects import Store
 from prb_jax.platform.storage.staging import Staging, TakenOverError
@@ -148,12 +148,18 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
+            refuse_unknown(name, kwargs, signature.parameters)
             return function(*args, **kwargs)  # raises the fitting TypeError
         with session():
             for parameter, value in given.arguments.items():
+                if parameter == "out" and not isinstance(value, str | os.PathLike | None):
+                    raise RunError(f"out: expected a path, found {quote(value)}")
                 if (name, parameter) in _NAMES:
                     continue
-                if signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
+                if (
+                    isinstance(value, dict)
+                    and signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD
+                ):
                     named = {key: localised(one, output=key in OUTPUTS) for key, one in value.items()}
                     given.arguments[parameter] = named
                 else:

@@ -32,6 +32,9 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for name, one in _items(row, _WRITTEN, where):
             asked = fields.text(one.get("prompt"), where, f"{name}.prompt")
             comment = fields.text(one.get("comment"), where, f"{name}.comment")
+            if not comment.strip():
+                published.left_out["comments without a text"] += 1
+                continue
             profile.append(people.post("comment", f"On the post: {asked}\n\nComment: {comment}"))
         target = _texts(row, where)
         told = [

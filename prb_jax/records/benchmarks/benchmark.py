@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, counted, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
@@ -229,7 +229,7 @@ def score_intervals(
     if score.score is None:
         reason = "the score is not defined"
     elif units < LEAST_CLUSTERS:
-        reason = f"{units} units to draw from; an interval needs at least {LEAST_CLUSTERS}"
+        reason = f"{counted(units, 'unit')} to draw from; an interval needs at least {LEAST_CLUSTERS}"
     elif any(len(members) < 2 for members in strata):
         reason = "a subset with a single unit has nothing to draw from"
     if reason is not None:

@@ -113,6 +113,9 @@ def _layouts(
 
     def statements(prefix: str) -> tuple[str, str]:
         first, second = (fields.text(row.get(f"{prefix}_{n}"), where, f"{prefix}_{n}") for n in (1, 2))
+        for n, statement in enumerate((first, second), start=1):
+            if not statement.strip():
+                fields.fail(where, f"{prefix}_{n}", "empty; expected what the user says")
         return first, second
 
     if "value1_style1_completion" not in row:

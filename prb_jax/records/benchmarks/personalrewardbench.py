@@ -19,6 +19,7 @@ _HISTORY: Final = "train"
 _PRINTED: Final = ("[{'role'", '[{"role"', "[{'content'", '[{"content"')
 _ROLES: Final = {"model": "assistant"}  # as PRISM calls it
 _SPLITS: Final = {"validation": "val", "valid": "val", "dev": "val"}
+_KNOWN: Final = ("train", "val", "test", *_SPLITS)
 
 
 def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -32,6 +33,9 @@ def records(published: Published) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for place, row in published.rows:
         where = place.where
         split = fields.text(row.get("split"), where, "split")
+        if split not in _KNOWN:
+            fields.fail(where, "split", f"expected one of {', '.join(_KNOWN)}, found {quote(split)}")
+        split = _SPLITS.get(split, split)
         found.add(split)
         user = fields.identifier(row.get("user_id"), where, "user_id")
         numbers[user] += 1

@@ -13,11 +13,25 @@ from typing import Any
 from prb_jax.errors import DataError, PrbWarning, listed
 from prb_jax.records import benchmarks, fields
 from prb_jax.records.benchmarks.benchmark import EVERY, Benchmark, Place, Published, Rows
+from prb_jax.records.field_names import RECORD_FIELDS
 from prb_jax.records.files import has_known_suffix
 from prb_jax.records.lines import Row
 from prb_jax.records.sources.folders import HubSource
 from prb_jax.records.sources.source import Digest, FileSource, Source
 from prb_jax.seams import get
+
+
+class _Watched(dict[str, Any]):
+    """A published row that remembers the columns that are asked for, and those that it has."""
+
+    def __init__(self, row: dict[str, Any], asked: set[str], found: set[str]) -> None:
+        super().__init__(row)
+        self._asked = asked
+        found.update(row)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._asked.add(key)
+        return super().get(key, default)
 
 
 def open_published(name: str) -> HubSource:
@@ -66,7 +80,8 @@ class BenchmarkSource(Source):
         rows = itertools.chain([first], rows)
         place, value = first
         lacking = [column for column in rule.columns if column not in value]
-        if lacking and ("chosen" in value or "responses" in value):
+        others = value.keys() - set(RECORD_FIELDS)
+        if lacking and ("chosen" in value or "responses" in value) and not others:
             yield from (Row(place.where, value) for place, value in rows)
             return
         if lacking:
@@ -75,11 +90,16 @@ class BenchmarkSource(Source):
                 f"{listed(list(map(str, value)), most=12) or 'none'}"
             )
 
+        asked, found = set[str](), set[str]()
+
+        def watched(rows: Rows) -> Rows:
+            return ((place, _Watched(dict(value), asked, found)) for place, value in rows)
+
         def table(name: str) -> Rows:
-            return self._published(subset=None, split=split, table=name)
+            return watched(self._published(subset=None, split=split, table=name))
 
         assert rule.records is not None
-        published = Published(rows, split, table)
+        published = Published(watched(rows), split, table)
         try:
             yield from (Row(where, value) for where, value in rule.records(published))
         finally:
@@ -89,6 +109,8 @@ class BenchmarkSource(Source):
                 for what, counter in counts.items()
                 if counter
             ]
+            if absent := sorted(asked - found):
+                told.append(f"columns that no row has, read as empty: {listed(absent, most=8)}")
             if told:
                 warnings.warn(f"{self.name}: {'; '.join(told)}", PrbWarning, stacklevel=2)
 

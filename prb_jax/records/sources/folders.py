@@ -180,7 +180,11 @@ def _splits(name: str) -> set[str]:
 
 def _data_files(folder: Path) -> Iterator[Path]:
     """Everything that looks like a table, but for hidden files and what describes a data set."""
-    for path in sorted(folder.rglob("*")):
+    try:
+        paths = sorted(folder.rglob("*"))
+    except OSError as error:  # a folder that vanishes or may not be read
+        raise DataError(f"{folder}: cannot be searched for data: {error}") from error
+    for path in paths:
         inside = path.relative_to(folder)
         if any(part.startswith((".", "__")) for part in inside.parts) or path.name in _NO_DATA:
             continue

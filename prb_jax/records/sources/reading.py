@@ -25,6 +25,7 @@ PRB: Final = "prb"  # the paper's data set, read in the same way with and withou
 
 _COLUMN: Final = r"(\w+=[^&=?]+|rendered)"
 _COLUMNS: Final = re.compile(rf"(?P<source>.+)\?(?P<columns>{_COLUMN}(&{_COLUMN})*)", re.DOTALL)
+_NO_SUBSET: Final = "(none)"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -226,12 +227,16 @@ def chosen(
     taken, others = 0, set[str]()
     for placed in records:
         if subset is not None and not same_subset(placed.value.subset, subset):
-            others.add(placed.value.subset or "(none)")
+            others.add(placed.value.subset or _NO_SUBSET)
             continue
         yield placed
         taken += 1
         if taken == limit:
             return
+    if not taken and others == {_NO_SUBSET}:
+        raise DataError(
+            f"{source}: no subset {quote(subset)}: its records have no field 'subset'; leave it out"
+        )
     if not taken and others:
         raise DataError(f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(others))}")
     if not taken:

@@ -66,7 +66,7 @@ def files_fact(weights: LoadReport) -> dict[str, str]:
     """Return its files, and the tensors in use."""
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     told = {"read otherwise": "\n".join(weights.told)} if weights.told else {}
-    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}", **told}
+    return {"weights": f"{counted(len(weights.files), 'file')}; tensors used: {', '.join(dtypes)}", **told}
 
 
 def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:
@@ -126,7 +126,7 @@ def shape(config: DecoderConfig) -> str:
         if experts.dense:
             mlp += f"; {len(experts.dense)} layers with one mlp of {config.intermediate_size:,}"
     return (
-        f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
+        f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
         f"{config.head_dim}, {mlp} ({config.hidden_activation})"
     )
@@ -161,6 +161,8 @@ def rope(config: DecoderConfig) -> str:
         )
         if rope.rotary_dim != config.head_dim:
             text += f", {rope.rotary_dim} of {config.head_dim} channels"
+        if rope.long_factor and config.rope_switch is not None:
+            text += f", other factors for conversations of more than {config.rope_switch:,} tokens"
         if rope.query_growth:
             text += f", queries grow every {rope.original_max_position_embeddings:,} tokens"
         return text

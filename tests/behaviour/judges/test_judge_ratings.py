@@ -2,15 +2,18 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.behaviour.judges.chat import InWords
 from prb_jax.behaviour.judges.options import JudgeOptions
-from prb_jax.behaviour.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
+from prb_jax.behaviour.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, Ratings, RatingTemplate
+from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.errors import RunError
+from prb_jax.scoring.remote.endpoint import Reply
 from prb_jax.text.prompts import prompt_texts
 from prb_jax.text.tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import Answer, comparisons, completion, judged, shown_answer, stand_in
@@ -92,6 +95,30 @@ def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path):
         pytest.raises(RunError, match=r"logprobs.content.*leave out --top-logprobs"),
     ):
         judged(server, several(1), tmp_path / "b", protocol="score", top_logprobs=5)
+
+
+@pytest.mark.parametrize("reason", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "place"),
+    [
+        (["Score", ":", " 7", "/", "9"], 2),
+        (["Score", " (", "1", "-", "9", "):", " 7"], 6),
+        (["It", " has", " 3", " parts", ".", "\n", "Score", ":", " 7"], 8),
+        (["7", " out", " of", " ", "9"], 0),
+        (["<think>", "2", "</think>", "7"], 3),
+        (["Score", ":", " 7", ".", "5"], None),
+        (["Score", ":", " 7", " out", " of", " ", "10"], None),
+        (["3", " or", " 4"], None),
+        (["3", " problems"], None),
+    ],
+)
+def test_probabilities_are_read_where_the_number_of_the_reply_stands(tokens, place, reason):
+    """And not of another number, such as the end of the scale."""
+    likely = [(token, [(token, math.log(0.6)), ("8", math.log(0.2))]) for token in tokens]
+    model: Any = InWords(cast(Any, None), max_new_tokens=9, alternatives=2)
+    judge = Ratings(model, RatingTemplate(ONE_NUMBER), Scale(), reason=reason)
+    found = judge._read(Reply("".join(tokens), 0, 0, alternatives=likely))
+    assert found == ((None, None) if place is None else pytest.approx((7 * 0.75 + 8 * 0.25, 0.8)))
 
 
 def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path):

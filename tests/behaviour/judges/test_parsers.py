@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from prb_jax.behaviour.judges.formats import read_brackets, read_judgement, read_scores
 from prb_jax.behaviour.judges.paper import paper_list, paper_number, paper_verdict
-from prb_jax.behaviour.judges.ratings import Scale
 from prb_jax.behaviour.judges.replies import read_verdict, without_thoughts
+from prb_jax.behaviour.judges.scale import Scale
 from tests.json_lines import read_lines
 
 THOUGHTS = {
@@ -62,6 +63,13 @@ READ = {
         "Verdict: I prefer B": "B", "My verdict is that B is better": "B", "Verdict: \\boxed{B}": "B",
         "Verdict: B over A": "B", "Verdict: instead of A, B": "B", "Verdict: B (not A)": "B",
         "Verdict: B, because A is wrong": "B", "Verdict: slightly B": "B", "Verdict (A or B): B": "B",
+        # what follows names the other one, or there is none
+        "Verdict: A (B is better)": None, "Verdict: A\n\nB": None, "Verdict: A\nFinal answer: B": None,
+        "Verdict: A\nThe better one is B.": None, "Verdict: A (0.3) vs B (0.7)": None, "No verdict. A": None,
+        "Verdict: A\nEdit: B": None, "Verdict: A, because B is better only in length": "A",
+        "Verdict: A. Although B is better, it is long.": "A", "Verdict: 'B'": "B", "The form is 'Verdict: A'.": None,
+        "Verdict: B\nFinal note: a kind answer.": "B", "Verdict: B\n\nReasons: A is better structured, but long.": "B",
+        "Verdict: I'd go with A over B": "A", "<|START_RESPONSE|>B<|END_RESPONSE|>": "B",
         "<answer>B</answer>": "B", "```\nB\n```": "B", "<verdict>A</verdict>": "A",
     },
     without_thoughts: {
@@ -88,6 +96,32 @@ READ = {
         "7,5 out of 9": 7.5, "Score: 3, then more": 3, "Score: 1,000": None, "1,2,3": None, "[THINK]3[/THINK]5": 5,
         "Score (1-9): 7": 7, "Score on a scale of 1-9: 4": 4, "7 (on a scale from 1 to 9)": 7, "Score: 7-8": None,
         "Score: 7 or 8": None, "1-9": None,
+        # another scale, several numbers, a number that is taken back, or one that rates nothing
+        "Score: 7 out of 10": None, "Score: 7 of 10": None, "Score: 7%": None, "Score: 1 000": None,
+        "Score: 7, 8": None,
+        "Score: 7−8": None, "Score: 7+": None, "Score: 7/9/10": None, "Score: 7, or maybe 3": None,
+        "Score: not 7": None, "Score: 7. Actually 4": None, "Score: 7\nCorrected: 4": None, "error 5": None,
+        "5 reasons why this fails": None, "I can't rate. 1.": None, "It has 3 problems.": None, "1. It is kind": None,
+        "Score (1 = bad, 9 = good): 8": 8, "Score [1-9]: 7": 7, "Score out of 9: 7": 7, "3 of 9": 3, "1 to 9: 8": 8,
+        "On a scale from 1 to 9, 8": 8, "Score: \\boxed{7}": 7, "Score: 7 (down from 8)": 7, "7 (good)": 7,
+        "It deserves a 7.": 7, "7 points": 7, "7 - good": 7, "**7**": 7, "(7)": 7,
+    },
+    read_judgement: {
+        "Final Judgement: **No**": "No", "Final Judgment:\nYes.": "Yes", "Final Judgement is Yes": "Yes",
+        "Final Judgement (Yes/No): No": "No", "Final Judgement: Yes or No: No": "No", "Final Judgement: Yes/No": None,
+        'Final Judgement: "Yes" or "No"': None, "Final Judgement: No, wait, Yes": None,
+        "Final Judgement: Not sure": None,
+        "Final Judgement: Yes\nFinal Judgement: No": "No", "Yes": None,
+    },
+    read_brackets: {
+        "[[A]]": "A", "[[b]] [[B]]": "B", "[[A]] or [[B]]": None, "[[A]] [[C]]": None, "not [[A]]": None,
+        "[[Tie]]": None,
+        "<answer>[[A]]</answer> <answer>[[B]]</answer>": "B", "<answer>A</answer>": None,
+    },
+    read_scores: {
+        '{"score_1": "4", "score_2": "3"}': "A", '{"score_1": 3, "score_2": 4, "score_3": 5}': None,
+        '{"score_1": 5, "score_2": 4, "score_1": 1}': None,
+        '{"score_1": 4}': None, '{"score_1": 4, "score_2": 9}': None,
     },
 }  # fmt: skip
 

@@ -118,7 +118,7 @@ def test_a_stream_of_many_reads_is_computed_block_by_block(
         kept.append(reads_only)
         return decode_stream(*args, reads_only=reads_only, **options)
 
-    monkeypatch.setattr("prb_jax.behaviour.rl.objective.FEW_READS", few)
+    monkeypatch.setattr("prb_jax.behaviour.rl.objective.FEW_READS_OF_WALKS", few)
     monkeypatch.setattr("prb_jax.behaviour.rl.objective.decode_stream", decode)
     learner = started(folder, trees, tmp_path, algorithm="grpo", **STILL, **{"rollout.n": 6})
     seen = learner.look(Rollouts(trees, COLUMNS))

@@ -245,7 +245,8 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(served, f
     audit = folder / "audit"
     assert not (audit / "audit.db-wal").exists()
     assert cli.main(["audit", str(audit), "--report"]) == 0
-    assert "For a paper" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("For a paper\n")  # the answer comes before the tables
     report = json.loads((audit / "report.json").read_text())
     judgements = {annotator["name"]: annotator["judgements"] for annotator in report["annotators"]}
     assert judgements == {"ana": 5, "ben": 5} | ({"cleo": 1} if BROWSER else {})

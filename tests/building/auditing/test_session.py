@@ -148,6 +148,7 @@ def test_gold_and_repeated_items_tell_of_attention_alone(tmp_path):
     assert 5 < careful["chose_a"] < careful["chose"] - 5  # the sides are drawn by lot
     reasons = Counter(item["reasons"][0] for item in report["adjudication"])
     disputed = sum(item["dispute"] == 0.5 for item in report["adjudication"])
+    assert all(item["question"].startswith("Question ") for item in report["adjudication"])
     assert reasons["the annotators disagree about the personal fit"] == disputed
     for text in (
         "2 annotators judged 40 pairs (80 judgements)",

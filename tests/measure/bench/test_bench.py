@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import re
@@ -18,10 +19,11 @@ from prb_jax.measure.bench.models import load_for_bench
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.rivals.transformers import padded_batches
 from prb_jax.measure.bench.scoring import score_pass
+from prb_jax.measure.bench.training import TreeTrainer
 from prb_jax.measure.bench.workload import synthetic_workload
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.flops import measured_peak, stream_flops
+from prb_jax.models.flops import measured_peak, mixing_flops, stream_flops
 from prb_jax.models.model import matrix_flops_per_token
 from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
@@ -218,7 +220,10 @@ def test_a_last_layer_at_the_read_places_needs_less(folder: Path) -> None:
     keys = 2 * width * config.num_key_value_heads * config.head_dim
     others = 2 * width * queries + 3 * width * config.intermediate_size
     by_hand = 2 * (keys * tokens + others * reads) + 4 * seen * queries
-    assert stream_flops(packed_batch(trees), config, reads_only=True) == pytest.approx(by_hand, rel=1e-12)
+    batch = packed_batch(trees)
+    assert stream_flops(batch, config, reads_only=True) == pytest.approx(by_hand, rel=1e-12)
+    assert mixing_flops(batch, config, reads_only=True) == 4 * seen * queries
+    assert mixing_flops(batch, config) > 4 * seen * queries
 
 
 @pytest.mark.parametrize(("responses", "prefix"), [(2, 2000), (16, 500), (1, 30)])
@@ -271,6 +276,20 @@ def test_a_pass_counts_what_it_computes(folder: Path) -> None:
     assert second.compiles == 0
     for row, other in zip(first.scores, second.scores, strict=True):
         np.testing.assert_array_equal(row, other)
+
+
+def test_shares_of_the_peak_count_the_last_layer_only_at_its_reads(folder: Path) -> None:
+    options = BenchOptions()
+    model = load_for_bench(folder, options)
+    sizes = {"prefix_tokens": 40, "response_tokens": 10, "vocab_size": 256, "longest": 4096}
+    workload = synthetic_workload(3, responses=2, **sizes)
+    needed = functools.partial(stream_flops, config=model.decoder, reads_only=True)
+    trained = TreeTrainer(model, workload, options)
+    assert trained.flops == pytest.approx(3 * sum(needed(part.batch) for part in trained.microbatches))
+    # packed in another way, the same tokens are computed
+    scored = score_pass(model, workload, batch_tokens=None)
+    assert scored.flops == pytest.approx(needed(packed_batch(list(workload.trees))))
+    assert scored.flops < stream_flops(packed_batch(list(workload.trees)), model.decoder)
 
 
 def test_the_peak_counts_the_multiplications_of_a_square_product(monkeypatch) -> None:

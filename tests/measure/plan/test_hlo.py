@@ -54,6 +54,28 @@ ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
 }
 """
 
+# Work for another core of the chip, beside the program.
+OTHER_CORE = """\
+HloModule other_core
+
+%offloaded (a: f32[16]) -> f32[64] {
+  %a = f32[16]{0} parameter(0)
+  ROOT %gather = f32[64]{0} all-gather(%a), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+}, execution_thread="sparsecore"
+
+%twice (b: f32[64]) -> f32[64] {
+  %b = f32[64]{0} parameter(0)
+  ROOT %sum = f32[64]{0} add(%b, %b)
+}
+
+ENTRY %main (a: f32[16]) -> f32[64] {
+  %a = f32[16]{0} parameter(0)
+  %start = ((f32[16]{0}), f32[64]{0}, s32[]) async-start(%a), async_execution_thread="sparsecore", calls=%offloaded
+  %done = f32[64]{0} async-done(%start)
+  ROOT %y = f32[64]{0} fusion(%done), kind=kLoop, calls=%twice
+}
+"""
+
 # One gather that runs beside three fusions, and an all-reduce of which each chip keeps its part.
 SPREAD = """\
 HloModule spread
@@ -170,6 +192,13 @@ ENTRY %main (x: f32[4,8], stack: f32[28,8,128]) -> f32[4,128] {
   ROOT %y = f32[4,128]{1,0} fusion(%x, %stack), kind=kOutput, calls=%product
 }
 """
+
+
+def test_work_for_another_core_counts_too() -> None:
+    module = parse_module(OTHER_CORE)
+    assert list(module.computations) == ["offloaded", "twice", "main"]
+    costs = program_costs(module, chips=4)
+    assert costs.collectives == {"all-gather": Collective(1, 3 / 4 * 64 * 4)}
 
 
 def test_of_stacked_layers_the_one_that_is_cut_out_is_read() -> None:

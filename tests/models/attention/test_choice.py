@@ -19,8 +19,12 @@ from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
 from prb_jax.models.attention.first_use import compare, kernel_fault
 from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.platform.meshes import make_mesh
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees import kernel_tables
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.step_areas import step_areas
+from prb_jax.trees.streams import make_stream_batch
 from tests.models.attention.kernel_on_mesh import devices
+from tests.models.attention.test_stream_kernel import areas_of
 from tests.models.compiled import with_cudnn
 from tests.training.small_batches import small_config
 
@@ -153,6 +157,8 @@ def small_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(first_use, "_TOKENS", 1024)
     monkeypatch.setattr(first_use, "_LONGEST", 300)
     monkeypatch.setattr(first_use, "_WINDOW", 100)
+    monkeypatch.setattr(first_use, "_OTHERS", ())
+    monkeypatch.setattr(kernel_tables, "STEP_BLOCK", kernel_tables.TILE)
     first_use._agreed.cache_clear()
     before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(first_use, "_file", lambda: tmp_path / first_use.FILE)
@@ -163,6 +169,15 @@ def small_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def fault_of(attend: Any) -> str | None:
     mesh = make_mesh(devices=jax.devices()[:1])
     return kernel_fault(StreamAttention("kernel", "steps"), attend, small_config(head_dim=32), mesh=mesh)
+
+
+def test_the_stream_of_the_first_use_needs_all_areas_of_the_kernel() -> None:
+    options = stream_kernel.KERNEL.shaped(StreamOptions(first_use._TOKENS, window=first_use._WINDOW))
+    trees = first_use._trees()
+    (packed,) = pack_streams(trees, StreamShape(options.tokens, 32), options)
+    batch = make_stream_batch(trees, packed, options)
+    found = areas_of(batch, None) | areas_of(batch, first_use._WINDOW)
+    assert found == set(range(len(step_areas(options.block // kernel_tables.TILE))))
 
 
 def test_a_kernel_is_compared_once_and_remembered(small_kernel: Path) -> None:

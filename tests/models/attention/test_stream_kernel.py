@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prb_jax.measure.plan.chips import describe_slice
 from prb_jax.models.attention import stream_kernel
 from prb_jax.models.attention.stream_kernel import kernel_attention
-from prb_jax.trees.kernel_tables import FIRST, LAST, PARTLY, StepTable, for_kernel
+from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable, for_kernel
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.step_areas import SEEN, TILE, step_areas
 from prb_jax.trees.stream_tables import query_order
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
@@ -55,28 +56,39 @@ def uneven_trees() -> list[Tree]:
     return trees
 
 
+def long_tree(tokens: int) -> Tree:
+    rng = np.random.default_rng(0)
+    return build_tree([rng.integers(1, 9, tokens), rng.integers(1, 9, 20)])
+
+
 def kernel_batch(
-    trees: list[Tree], tokens: int, *, window: int | None = None, streams: int = 2, parts: int = 1
+    trees: list[Tree],
+    tokens: int,
+    *,
+    window: int | None = None,
+    streams: int = 2,
+    parts: int = 1,
+    block: int = BLOCK,
 ) -> StreamBatch:
-    options = StreamOptions(tokens, streams=streams, window=window, kernel=True, block=BLOCK, parts=parts)
+    options = StreamOptions(tokens, streams=streams, window=window, kernel=True, block=block, parts=parts)
     (packed,) = pack_streams(trees, StreamShape(tokens, 64), options)
     return make_stream_batch(trees, packed, options)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize(("parts", "block"), [(1, 128), (2, 128), (4, 128), (1, 512), (2, 256)])
 @pytest.mark.parametrize("window", [None, 30, 200])
-def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None, parts: int) -> None:
+def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None, parts: int, block: int) -> None:
     """Each pair of blocks in which anything is seen is one step, in both orders, masked unless all is seen. A block
     of keys of which no query of a part sees anything has one step there, by key."""
-    batch = kernel_batch(uneven_trees(), 1024, window=window, parts=parts)
-    table, blocks, seen = batch.table(window), 1024 // BLOCK, who_sees(batch, window)
+    batch = kernel_batch(uneven_trees(), 1024, window=window, parts=parts, block=block)
+    table, blocks, seen = batch.table(window), 1024 // block, who_sees(batch, window)
     assert isinstance(table, StepTable)
     order = query_order(blocks, parts)
     assert sorted(order.reshape(-1)) == list(range(blocks))
-    room = blocks * (blocks + 1) // 2 // parts + (blocks if parts > 1 else 0)
+    room = max((order + 1).sum(axis=1)) + (blocks if parts > 1 else 0)
     assert table.by_query.shape == table.by_key.shape == (2, parts, 4, room)
     for row, part in itertools.product(range(2), range(parts)):
-        sees = seen[row].reshape(blocks, BLOCK, blocks, BLOCK)[order[part]]
+        sees = seen[row].reshape(blocks, block, blocks, block)[order[part]]
         meets, whole = sees.any(axis=(1, 3)), sees.all(axis=(1, 3))
         unseen = int((~meets.any(axis=0)).sum())
         both = (table.by_query[row, part], 0, 0), (table.by_key[row, part], 1, unseen)
@@ -87,7 +99,7 @@ def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None, pa
             np.testing.assert_array_equal(places, order[part][queries])
             assert len({*zip(queries.tolist(), keys.tolist(), strict=True)}) == count
             assert (~meets[queries, keys]).sum() == more
-            np.testing.assert_array_equal((flags & PARTLY) == 0, whole[queries, keys])
+            np.testing.assert_array_equal(flags % OFFSET // AREA == SEEN, whole[queries, keys])
             runs = [list(run) for _, run in itertools.groupby(range(count), steps[outer].__getitem__)]
             assert len(runs) == (blocks if outer else blocks // parts)  # those of one block stand together
             np.testing.assert_array_equal(np.flatnonzero(flags & FIRST), [run[0] for run in runs])
@@ -95,14 +107,66 @@ def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None, pa
             assert not np.asarray(steps)[:, count:].any()
 
 
-@pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (30, 3.0), (200, None)], few=(1,)))
+def areas_of(batch: StreamBatch, window: int | None) -> set[int]:
+    """The areas of all steps of a batch."""
+    table = batch.table(window)
+    assert isinstance(table, StepTable)
+    steps = zip(table.by_query[:, 0, 2], table.counts[:, 0, 0], strict=True)
+    return {int(flags) % OFFSET // AREA for row, count in steps for flags in row[:count]}
+
+
+def covered(area: int, offset: int, tiles: int) -> np.ndarray:
+    """bool [tiles, tiles]: the tiles of queries and keys that an area computes, each once."""
+    found = np.zeros((tiles, tiles), int)
+    for part in step_areas(tiles)[area]:
+        assert offset + part.keys <= tiles
+        found[part.query : part.query + part.queries, offset : offset + part.keys] += 1
+    assert found.max() == 1
+    return found > 0
+
+
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("block", [128, 256, 512])
+def test_a_step_computes_the_smallest_area_with_all_that_is_seen(block: int, window: int | None) -> None:
+    batch = kernel_batch([long_tree(1400), *uneven_trees()], 2048, window=window, block=block)
+    tiles, table = block // TILE, batch.table(window)
+    assert isinstance(table, StepTable)
+    for row, seen in enumerate(who_sees(batch, window)):
+        fine = seen.reshape(2048 // TILE, TILE, 2048 // TILE, TILE).any(axis=(1, 3))
+        computed = 0
+        for _, key, flags, query in table.by_query[row, 0].T[: table.counts[row, 0, 0]]:
+            area, offset = int(flags) % OFFSET // AREA, int(flags) // OFFSET
+            meets = fine[query * tiles : (query + 1) * tiles, key * tiles : (key + 1) * tiles]
+            assert not (meets & ~covered(area, offset, tiles)).any()
+            for other, parts in enumerate(step_areas(tiles)):
+                longest = max(part.keys for part in parts)
+                for start in range(tiles - longest + 1):
+                    smaller = covered(other, start, tiles)
+                    assert (meets & ~smaller).any() or smaller.sum() >= covered(area, offset, tiles).sum()
+            computed += int(covered(area, offset, tiles).sum()) * TILE**2
+        assert table.computed_pairs()[row, 0] == computed
+    assert len(areas_of(batch, window)) >= min(tiles, 3)
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "block"),
+    sweep(
+        [(None, None, 128), (30, 3.0, 128), (200, None, 256), (None, 3.0, 512), (700, None, 512)], few=(1, 3)
+    ),
+)
 def test_output_and_gradients_equal_those_of_the_whole_mask(
-    window: int | None, softcap: float | None
+    window: int | None, softcap: float | None, block: int
 ) -> None:
-    batch = kernel_batch(uneven_trees(), 1024, window=window)
-    q, k, v, towards = (x / 2 for x in inputs(1024, heads=4, size=32))
+    """Steps of one tile, and of several, of which many areas are computed."""
+    tokens = max(1536, 4 * block)
+    batch = kernel_batch([long_tree(700), *uneven_trees()], tokens, window=window, block=block)
+    if (block, window) == (256, None):
+        assert areas_of(batch, window) == set(range(len(step_areas(block // TILE))))
+    q, k, v, towards = (x / 2 for x in inputs(tokens, heads=4, size=32))
     real = jnp.asarray(batch.tokens > 0)
     options: dict[str, Any] = {"window": window, "softcap": softcap}
+    if block == 256:
+        options["sinks"] = jnp.linspace(-1.0, 2.0, 4)
     ours = functools.partial(kernel_attention, batch=batch, interpret=True, **options)
     whole = functools.partial(dense, batch=batch, **options)
     out = jax.jit(ours)(q, k, v)
@@ -128,8 +192,7 @@ def test_bfloat16_is_as_good_as_rounding_allows() -> None:
 def test_one_program_serves_streams_with_any_number_of_steps() -> None:
     """The number of steps is data: a stream of one long tree has many times as many as one of small trees."""
     rng = np.random.default_rng(0)
-    long = [build_tree([rng.integers(1, 9, 1000), rng.integers(1, 9, 20)])]
-    batches = [kernel_batch(trees, 1024, streams=1) for trees in (people(1, 2), long)]
+    batches = [kernel_batch(trees, 1024, streams=1) for trees in (people(1, 2), [long_tree(1000)])]
     counts = [int(batch.blocks.counts[0, 0, 0]) for batch in batches]
     assert counts[1] > 3 * counts[0]
     attend = jax.jit(lambda q, k, v, batch: kernel_attention(q, k, v, batch=batch, interpret=True))

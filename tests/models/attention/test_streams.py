@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention import batched, reads, streams
-from prb_jax.models.attention.reads import READS, READS_OF_A_BLOCK, attend_from_stream_reads
+from prb_jax.models.attention.reads import (
+    MANY_READS,
+    READS,
+    READS_OF_A_BLOCK,
+    attend_from_stream_reads,
+)
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.attention.walk import MASKED
 from prb_jax.models.config.decoder import DecoderConfig
@@ -126,17 +131,22 @@ def test_gradients_equal_those_of_the_whole_mask(
     for one, other in zip(ours, gradients(whole, q, k, v, towards, real), strict=True):
         assert float(jnp.abs(other).max()) > 0.1
         assert off(one, other) < 3e-6
-    # Of more read places than are taken at a time, most of which are no real ones.
+    # Of more read places than are taken at a time, most of which are no real ones; and of many next to each other.
     row, count = jnp.arange(2)[:, None], 2 * READS_OF_A_BLOCK + 3 if program == "walk" else 2 * READS
-    places = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
-    more = {**options, "batch": replace(batch, reads=places)}
-    at_reads = (towards[:, :count], jnp.ones(places.shape, bool))
-    at_places = gradients(
-        lambda q, k, v: attend_from_stream_reads(q[row, places], k, v, **more), q, k, v, *at_reads
-    )
-    expected = gradients(lambda q, k, v: whole(q, k, v)[row, places], q, k, v, *at_reads)
-    for one, other in zip(at_places, expected, strict=True):
-        assert off(one, other) < 3e-6
+    few = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
+    many = np.stack([np.flatnonzero(ids > 0)[-250:] for ids in batch.tokens])
+    assert tokens < 250 * MANY_READS
+    for places in (few, many):
+        more = {**options, "batch": replace(batch, reads=places)}
+        at_reads = (towards[:, : places.shape[1]], jnp.ones(places.shape, bool))
+        at_places = gradients(
+            lambda q, k, v, places=places, more=more: attend_from_stream_reads(
+                q[row, places], k, v, **more
+            ), q, k, v, *at_reads,
+        )  # fmt: skip
+        expected = gradients(lambda q, k, v, places=places: whole(q, k, v)[row, places], q, k, v, *at_reads)
+        for one, other in zip(at_places, expected, strict=True):
+            assert off(one, other) < 3e-6
 
 
 @pytest.mark.usefixtures("program")

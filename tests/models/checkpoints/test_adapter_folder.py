@@ -239,6 +239,21 @@ def test_what_is_not_followed_is_refused_by_name(copy, fields, message):
         prb.load(change(copy, **fields))
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (65,), (63,)])
+def test_lengths_of_another_shape_are_refused(copy, shape):
+    from safetensors.numpy import load_file, save_file
+
+    path = copy / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(one for one in tensors if one.endswith("layers.0.self_attn.q_proj.lora_magnitude_vector"))
+    save_file(tensors | {name: np.ones(shape, np.float32)}, path)
+    message = (
+        rf"'.*q_proj.lora_magnitude_vector': expected shape \[64\], found \[{', '.join(map(str, shape))}\]"
+    )
+    with pytest.raises(prb.CheckpointError, match=message):
+        prb.load(copy)
+
+
 @pytest.mark.parametrize("case", ["head", "whole", "layer", "twice", "excluded"])
 def test_a_tensor_that_is_lost_or_there_twice_is_refused(case, tmp_path):
     from safetensors.numpy import load_file, save_file

@@ -97,6 +97,12 @@ def test_scales_that_do_not_fit_and_fp8_without_scales_are_refused(stored):
         prb.CheckpointError, match=rf"'{key}_scale_inv': expected shape \[3, 2\], found \[1, 1\]"
     ):
         load(folder)
+    scales = np.full((3, 2), 127, np.uint8)  # exponents of 2, as bytes
+    save_file(written | {f"{key}_scale_inv": scales}, folder / "model.safetensors")
+    with pytest.raises(
+        prb.CheckpointError, match=rf"'{key}_scale_inv': expected floating-point scales, found U8"
+    ):
+        load(folder)
     written.pop(f"{key}_scale_inv")
     save_file(written, folder / "model.safetensors")
     with pytest.raises(

@@ -165,6 +165,10 @@ def assert_rope_is(rope: RopeConfig, hf: Any, layer_type: str | None) -> None:
         return
     frequencies, scaling = ROPE_INIT_FUNCTIONS[rope.rope_type](hf, layer_type=layer_type)
     np.testing.assert_allclose(inverse_frequencies(rope), frequencies.numpy(), rtol=1e-6)
+    if rope.long_factor:
+        length = parameters["original_max_position_embeddings"] + 1
+        frequencies, _ = ROPE_INIT_FUNCTIONS[rope.rope_type](hf, seq_len=length, layer_type=layer_type)
+        np.testing.assert_allclose(inverse_frequencies(rope, long=True), frequencies.numpy(), rtol=1e-6)
     assert rope.attention_factor == pytest.approx(scaling, rel=1e-12)
 
 
@@ -204,9 +208,11 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
         assert config.recurrence.value_dim == hf.linear_value_head_dim
         assert config.recurrence.taps == hf.linear_conv_kernel_dim
 
+    assert config.max_position_embeddings == hf.max_position_embeddings
     # The angles of LongRoPE are other ones for longer conversations.
-    shorter = {rope.longest for rope in config.rope if rope is not None and rope.rope_type == "longrope"}
-    assert config.max_position_embeddings == min({hf.max_position_embeddings, *shorter})
+    parameters = getattr(hf, "rope_parameters", None) or {}
+    longer = parameters.get("rope_type") == "longrope"
+    assert config.rope_switch == (parameters["original_max_position_embeddings"] if longer else None)
     if hasattr(hf, "no_rope_layers"):
         assert config.layer_rotates == tuple(map(bool, hf.no_rope_layers))
     elif config.model_type == "exaone4" and hf.sliding_window is not None:
@@ -311,6 +317,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
         r"'qwen3_moe_plus' \(Qwen3MoePlusForCausalLM\)\. The nearest known family is 'qwen3_moe', which does not read "
         r"num_expert_groups\. Supported",
     ),
+    (
+        {"model_type": "phi", "architectures": None, "hidden_size": None},
+        "'phi'. The nearest known family is 'phi3', which cannot read it: field 'hidden_size': expected an",
+    ),
     ({"model_type": None}, "'model_type'"),
     ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
@@ -389,7 +399,7 @@ def test_what_cannot_be_honoured_is_an_error_that_names_it(changes: dict[str, An
 
 
 def test_config_file_errors_name_the_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"expected a model folder, found no config\.json in it$"):
         load_config(tmp_path)
     path = tmp_path / "config.json"
     for content, message in ((b"{", "not valid JSON"), (b"\xff{}", "not valid JSON"), (b"[]", "found list")):

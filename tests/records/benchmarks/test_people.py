@@ -167,6 +167,7 @@ BROKEN = [
         "2: field 'rejected.role': chosen and rejected are of",
     ),
     (PRB_PRISM, {"split": None}, "2: field 'split': missing"),
+    (PRB_PRISM, {"split": "TEST"}, "2: field 'split': expected one of train, val, test, .*, found 'TEST'"),
     (PRB_PRISM, {"context": 3}, "2: field 'context': expected a list"),
     ("rmgap", {"domain": "Sports"}, "2: field 'domain': expected one of Chat"),
     ("rmgap", {"responses": []}, "2: field 'responses': expected 4, found 0"),
@@ -176,6 +177,7 @@ BROKEN = [
         {"expert_worker_annotations": [{}]},
         r"2: field 'expert_worker_annotations\[0\].evaluator': missing",
     ),
+    ("evaluesteer", {"statement_1": " "}, "2: field 'statement_1': empty; expected what the user says"),
     ("evaluesteer", {"statement_2": None}, "2: field 'statement_2': missing"),
     ("alignx", {"rejected": None}, "2: field 'rejected': missing"),
     (
@@ -195,6 +197,44 @@ BROKEN = [
 def test_a_broken_row_is_named(tmp_path, name, change, message):
     with pytest.raises(DataError, match=rf"\.jsonl:{message}"):
         read(name, broken(name, lambda row: row.update(change)), tmp_path)
+
+
+RENAMED = {
+    CA: "annotator_country",
+    PRISM: "conversation_type",
+    "multipref": "category",
+    "alignx": "Pair-wise Comparative Feedback",
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_column_with_another_name_is_told(tmp_path, name):
+    """A cell may be empty; a column that no row has may have another name in the file."""
+    rows = ROWS[name]()
+    with warnings.catch_warnings(record=True) as before:
+        warnings.simplefilter("always")
+        read(name, rows, tmp_path / "right")
+    assert not any(
+        "columns that no row has" in str(one.message) and RENAMED[name] in str(one.message) for one in before
+    )
+    for row in rows:
+        row["renamed"] = row.pop(RENAMED[name], None)
+    with pytest.warns(PrbWarning, match=f"columns that no row has, read as empty: .*{RENAMED[name]}"):
+        read(name, rows, tmp_path / "renamed")
+
+
+def test_published_rows_with_our_columns_are_no_records_of_ours(tmp_path):
+    rows = alignx_rows()
+    for row in rows:
+        del row["Preference Direction"]
+    with pytest.raises(
+        DataError, match="1: no record of alignx: expected the columns Preference Direction, found"
+    ):
+        read("alignx", rows, tmp_path)
+    rows = alignx_rows()
+    rows[0]["User-Generated Content"][0]["comment"] = " "
+    with pytest.warns(PrbWarning, match="left out: comments without a text: 1"):
+        read("alignx", rows, tmp_path)
 
 
 def test_other_broken_rows(tmp_path):
