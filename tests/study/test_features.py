@@ -101,7 +101,7 @@ def test_a_prompt_of_many_answers_is_computed_once_however_short_it_is(
 
 
 def test_an_unfinished_store_is_refused_and_goes_on_with_the_next_part(tmp_path: Path) -> None:
-    people, done = planted_people(PlantedFeatures(), users=3, each=3), list[int]()
+    people, done = planted_people(PlantedFeatures(), users=9, each=1), list[int]()
 
     class Stopping(PlantedFeatures):
         def answers(self, comparisons: Any, **options: Any) -> Any:
