@@ -118,7 +118,7 @@ def test_an_unfinished_store_is_refused_and_goes_on_with_the_next_part(tmp_path:
     with pytest.raises(RunError, match="it is unfinished"):
         prb.personalise(people, backbone=run, out=tmp_path / "study", progress=False)
     write(Stopping(), people, out=run, options=options)
-    assert done == [7, 7, 4, 4]
+    assert done == [7, 7, 3, 3]
 
 
 def test_a_post_that_is_too_long_loses_its_end_and_a_response_is_named_by_its_record(
