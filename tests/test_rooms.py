@@ -169,7 +169,7 @@ CORE = {
 }
 """The two ways into the core, a score and a gradient, and what they do not import."""
 
-LARGEST = (("prb_jax.scoring.evaluate", 80, 13_400), ("prb_jax.training.train", 106, 18_900))
+LARGEST = (("prb_jax.scoring.evaluate", 80, 13_450), ("prb_jax.training.train", 106, 18_900))
 """Ways into the core, and how many files and lines they may reach by imports."""
 
 

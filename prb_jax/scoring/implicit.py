@@ -91,7 +91,7 @@ class ResponseReader(Reader):
             for prompt, sequences in zip(prompts, whole, strict=True)
         ]
 
-    def _check_labels(self, protocol: TextProtocol) -> None:
+    def check_labels(self, protocol: TextProtocol) -> None:
         if protocol is TextProtocol.PAPER:
             raise DataError(
                 f"protocol paper: reads reward models with a head, not the implicit reward of {self.name}; expected "
