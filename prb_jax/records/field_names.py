@@ -102,24 +102,21 @@ def is_own_form(value: Any) -> bool:
     return (
         all(_has_only(value.get(name), MESSAGE_FIELDS) for name in CONVERSATIONS)
         and _has_only(value.get("profile"), POST_FIELDS)
-        and not any(
-            map(_is_written_out, (*map(value.get, CONVERSATIONS[:4]), *_items(value.get("responses"))))
-        )
-        and not _is_negative(value.get("margin"))  # the record says itself that `rejected` is better
+        and not any(_is_written_out(value.get(name)) for name in CONVERSATIONS)
+        and not is_negative(value.get("margin"))  # the record says itself that `rejected` is better
     )
 
 
 def _is_written_out(value: Any) -> bool:
-    """Return True if a text may contain turns: JSON, or the raw text of HH."""
+    """Return True if a text, or one in a list, may contain turns: JSON, or the raw text of HH."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_written_out, value))
     return isinstance(value, str) and value.lstrip().startswith(("[", "Human:"))
 
 
-def _is_negative(value: Any) -> bool:
+def is_negative(value: Any) -> bool:
+    """Return True for a number below 0."""
     return isinstance(value, int | float) and value < 0
-
-
-def _items(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _has_only(value: Any, known: frozenset[str]) -> bool:

@@ -13,7 +13,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, listed, quote
-from prb_jax.records.field_names import CONVERSATIONS, KNOWN, POST_FIELDS, RECORD_FIELDS, FieldNames
+from prb_jax.records.field_names import (
+    CONVERSATIONS,
+    KNOWN,
+    POST_FIELDS,
+    RECORD_FIELDS,
+    FieldNames,
+    is_negative,
+)
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record, is_prompt_column
 from prb_jax.records.message import MESSAGE_FIELDS, SPOKEN_FIELDS, UNREAD_FIELDS, is_empty
 
@@ -162,9 +169,7 @@ def _is_contrary(record: Mapping[str, Any]) -> str | None:
         if high < low:
             return f"{better!r} is {high:g} and {worse!r} is {low:g}"
     margin = record.get("margin")
-    if isinstance(margin, int | float) and margin < 0:
-        return f"'margin' is {margin:g}"
-    return None
+    return f"'margin' is {margin:g}" if is_negative(margin) else None
 
 
 _REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"

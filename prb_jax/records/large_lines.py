@@ -17,12 +17,9 @@ from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long
 
 BLOCK: Final = 16 << 20
 
-
 _PIECE: Final = 1 << 20  # bytes to decompress at a time
 
-
 _AHEAD: Final = 2  # blocks to read ahead
-
 
 _THREADS: Final = 4
 

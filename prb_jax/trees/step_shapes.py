@@ -28,10 +28,8 @@ _ALONE = 0.9
 """Time of one stream on two cores, relative to one core. Measured values are 0.7 to 0.95, because blocks of attention
 are too small to share."""
 
-
 _SEVERAL_CORES = 0.9
 """Weight of machines with two or more cores in the expected time; machines with one core have the rest."""
-
 
 _SPARE_READS = 2  # room for read places, as a multiple of the number that the sampled steps need
 
