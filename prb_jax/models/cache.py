@@ -17,9 +17,8 @@ D model. For streams: S streams of N tokens, F prompts per stream.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,20 +28,20 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models import delta_cache
 from prb_jax.models.attention.walk import with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
-from prb_jax.models.config.recurrence import Recurrence
-from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
+from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping, stacks_of
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
-from prb_jax.models.delta_cache import RecurrentPrefix, RecurrentSuffix
-from prb_jax.models.delta_layer import EndStates
-from prb_jax.models.layer_stacks import stacks_of
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.platform.sharding import Constrain, constrainer
+from prb_jax.seams import get
 from prb_jax.trees.streams import StreamBatch
+
+if TYPE_CHECKING:
+    from prb_jax.models.delta_cache import RecurrentPrefix, RecurrentSuffix
+    from prb_jax.models.delta_layer import EndStates
 
 Arrays = tuple[jax.Array, ...]
 
@@ -112,7 +111,7 @@ class Moves:
 def empty_prefix(config: DecoderConfig, *, trees: int, columns: int, dtype: jnp.dtype) -> PrefixCache:
     """Return a cache of B = ``trees`` empty prompts."""
     shape = (trees, config.num_key_value_heads, columns, config.head_dim)
-    states = _of_recurrent(config, lambda sizes: delta_cache.empty_prefix(sizes, trees=trees, dtype=dtype))
+    states = _of_recurrent(config, "no prompts", trees=trees, dtype=dtype)
     return PrefixCache(*_blank(config, shape, dtype), jnp.zeros((trees,), jnp.int32), states)
 
 
@@ -121,8 +120,7 @@ def empty_suffix(
 ) -> SuffixCache:
     """Return a cache of B * S = ``trees * samples`` samples without a token."""
     shape = (trees, samples, config.num_key_value_heads, columns, config.head_dim)
-    rows: dict[str, Any] = {"trees": trees, "samples": samples, "columns": columns, "dtype": dtype}
-    updates = _of_recurrent(config, lambda sizes: delta_cache.empty_suffix(sizes, **rows))
+    updates = _of_recurrent(config, "no samples", trees=trees, samples=samples, columns=columns, dtype=dtype)
     return SuffixCache(*_blank(config, shape, dtype), jnp.zeros((trees, samples), jnp.int32), updates)
 
 
@@ -133,10 +131,12 @@ def _blank(config: DecoderConfig, shape: tuple[int, ...], dtype: jnp.dtype) -> t
     return keys, values
 
 
-def _of_recurrent(config: DecoderConfig, make: Callable[[Recurrence], Any]) -> tuple[Any, ...]:
-    """Create arrays for each recurrent layer."""
-    sizes = config.recurrence
-    return () if sizes is None else tuple(make(sizes) for _ in range(config.layer_mixers.count(RECURRENT)))
+def _of_recurrent(config: DecoderConfig, blank: str, **sizes: Any) -> tuple[Any, ...]:
+    """Create a blank cache for each recurrent layer, by the seam of this name."""
+    if config.recurrence is None:
+        return ()
+    make = get("recurrent layers", blank).value
+    return tuple(make(config.recurrence, **sizes) for _ in range(config.layer_mixers.count(RECURRENT)))
 
 
 def read_stream(
@@ -164,7 +164,7 @@ def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> Prefix
 
     def put_states(number: int, old: RecurrentPrefix) -> RecurrentPrefix:
         of_layer = jax.tree.map(lambda leaf: leaf[number], stream.recurrent)
-        new = delta_cache.prefix_at_ends(of_layer, jnp.asarray(moves.ends), lengths)
+        new = get("recurrent layers", "prompts of streams").value(of_layer, jnp.asarray(moves.ends), lengths)
         return jax.tree.map(lambda held, read: put_rows(held, read.astype(held.dtype), trees), old, new)
 
     return PrefixCache(
@@ -284,7 +284,7 @@ def try_tokens(
             )
         else:
             of_layer: dict[str, Any] = {"prefix": prefix.recurrent[own], "suffix": suffix.recurrent[own]}
-            recur = functools.partial(delta_cache.over_caches, places=places, **of_layer)
+            recur = functools.partial(get("recurrent layers", "over caches").value, places=places, **of_layer)
         query_angles, key_angles = angles(slides, config.layer_rotates[number])
         context = LayerContext(
             query_angles=query_angles,
@@ -345,7 +345,7 @@ def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, coun
         tuple(map(longer, prefix.values, suffix.values)),
         prefix.lengths + counts,
         tuple(
-            delta_cache.longer_prefix(before, added, which, counts)
+            get("recurrent layers", "longer prompts").value(before, added, which, counts)
             for before, added in zip(prefix.recurrent, suffix.recurrent, strict=True)
         ),
     )

@@ -20,8 +20,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import StreamAttention
-from prb_jax.models.attention.reads import READS_OF_A_BLOCK
+from prb_jax.models.attention.streams import READS_OF_A_BLOCK, StreamAttention
 from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor, with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
@@ -32,7 +31,7 @@ from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer
 from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.tree import BLOCK
 
 CHUNKS = (1024, 512, 256, 128, 64)
 """Tokens of the chunks of a layer: as many of the first size as fit, then at most one of each smaller size. Each chunk

@@ -18,13 +18,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from prb_jax.models.attention.choice import Attention
-from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import Attention, take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, EXPERTS, MLP, RECURRENT, Kind
-from prb_jax.models.layers import PROJECTED, gated, project, rms_norm, rotate
+from prb_jax.models.layers import PROJECTED, gated, project, query_growth, rms_norm, rotary_angles, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
-from prb_jax.models.rope import query_growth, rotary_angles
 from prb_jax.platform.sharding import RULES, Constrain
 from prb_jax.seams import get
 

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.decoder_layer import DecoderLayer, LayerContext

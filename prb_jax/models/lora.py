@@ -8,7 +8,6 @@ initially equals its base.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import zlib
@@ -25,44 +24,12 @@ from jax.custom_derivatives import SymbolicZero
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import PROJECTED, matmul, product, project
+from prb_jax.models.lora_config import BOTH, LoraConfig
 from prb_jax.models.model import bind
 from prb_jax.models.parameter import Declaring, arrays
 from prb_jax.models.quantization import FORMS, Narrow, quantise, quantized_project, scale_of
-from prb_jax.records.options import Options, option
 
-_BOTH = "gate_up"  # for experts with one matrix for gate and up, which are adapted together
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraConfig(Options, prefix="lora.", error=CheckpointError):
-    """Low-rank updates of the layers' matrices, for `tuning="lora"`."""
-
-    rank: int = option(16, "inner dimension of each update.", least=1)
-    alpha: float = option(32.0, "numerator of the scale alpha / rank of updates.", above=0)
-    targets: tuple[str, ...] = option(
-        ("q", "k", "v", "o", "gate", "up", "down"),
-        "adapted matrices, among q, k, v, o, gate, up, down; also q_gate for gated attention; dense_gate, "
-        "dense_up, dense_down, shared_gate, shared_up, shared_down for layers without experts and for shared experts "
-        "in a mixture; and delta_q, delta_k, delta_v, delta_z, delta_b, delta_a, delta_o for recurrent layers.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        recurrent = (f"delta_{name}" for name in "qkvzbao")
-        of_mixtures = (f"{part}_{name}" for part in ("dense", "shared") for name in ("gate", "up", "down"))
-        every = (*LoraConfig.targets, "q_gate", *of_mixtures, *recurrent)  # the default and all others
-        unknown = [name for name in self.targets if name not in (*every, _BOTH)]
-        if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
-            raise CheckpointError(
-                f"lora.targets: expected different names among {', '.join(every)}, "
-                f"found {', '.join(self.targets) or 'none'}"
-            )
-
-    @property
-    def scale(self) -> float:
-        """Scale of updates, alpha / rank."""
-        return self.alpha / self.rank
 
 
 def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
@@ -80,13 +47,13 @@ def adapt(layers: Declaring, config: LoraConfig, *, seed: int = 0) -> None:
     """
     layers.projection = "adapted"
     targets = config.targets
-    if hasattr(layers, _BOTH):
+    if hasattr(layers, BOTH):
         alone = {"gate", "up"} & {*targets}
         if len(alone) == 1:
             raise CheckpointError(
                 f"lora.targets: gate and up are one matrix here: expected both, found {alone.pop()}"
             )
-        targets = tuple(dict.fromkeys(_BOTH if name in ("gate", "up") else name for name in targets))
+        targets = tuple(dict.fromkeys(BOTH if name in ("gate", "up") else name for name in targets))
     for name in targets:
         matrix = getattr(layers, name, None)
         if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):

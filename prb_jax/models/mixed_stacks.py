@@ -21,8 +21,8 @@ from flax import nnx
 from jax import lax
 
 from prb_jax.models.config.family import Kind
+from prb_jax.models.decoder import Body, Kept, LayerStacks
 from prb_jax.models.decoder_layer import DecoderLayer
-from prb_jax.models.layer_stacks import Body, Kept, LayerStacks
 
 _Kinds = tuple[Kind, ...]
 _Starts = Callable[[str | None], Any]

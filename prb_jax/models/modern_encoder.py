@@ -18,9 +18,8 @@ from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import LATER, EncoderConfig
 from prb_jax.models.encoder_layers import activate, layer_norm
-from prb_jax.models.layers import float32_einsum, project, rotate
+from prb_jax.models.layers import float32_einsum, project, rotary_angles, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
-from prb_jax.models.rope import rotary_angles
 from prb_jax.platform.sharding import Constrain
 
 _INPUT_NORM = "input_norm"

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from prb_jax.models.config.fields import FieldReader
-from prb_jax.models.rope import RopeConfig
+from prb_jax.models.layers import RopeConfig
 
 
 def yarn_attention_factor(rope: FieldReader, factor: float) -> float:

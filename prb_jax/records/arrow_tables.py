@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
+from prb_jax.records.conversation import CONTEXT_FIELDS
 from prb_jax.records.field_names import CONVERSATIONS, FieldNames
 from prb_jax.records.foreign_fields import check_columns
-from prb_jax.records.message import CONTEXT_FIELDS
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:

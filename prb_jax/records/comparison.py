@@ -28,19 +28,17 @@ from typing import Any, Final
 from prb_jax.errors import DataError, listed, quote, short_repr
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
-    Turns,
-    is_rendered,
-    read_conversation,
-    turns_of,
-    with_context,
-)
-from prb_jax.records.message import (
     UNREAD_FIELDS,
     Message,
     Messages,
+    Turns,
     from_json,
+    is_rendered,
     read_context,
+    read_conversation,
     refuse_extras,
+    turns_of,
+    with_context,
 )
 from prb_jax.seams import get
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import LISTS
 from prb_jax.records.field_names import FieldNames
+from prb_jax.records.files import DECODER, Row, malformed
 from prb_jax.records.foreign_fields import check_columns
-from prb_jax.records.lines import DECODER, Row, malformed
 from prb_jax.records.other_files import decoded
 from prb_jax.records.reading import LONGEST_LINE, bounded_lines, too_long
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from prb_jax.errors import DataError, PrbError
-from prb_jax.records.files import file_digest
+from prb_jax.records.files import LARGE, file_digest
 from prb_jax.records.large_lines import large_digest
-from prb_jax.records.lines import LARGE
 
 _THREADS: Final = 4  # files at a time; a large one uses further threads for its blocks
 

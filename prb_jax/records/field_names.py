@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records.message import CONTEXT_FIELDS, MESSAGE_FIELDS
+from prb_jax.records.conversation import CONTEXT_FIELDS, MESSAGE_FIELDS
 from prb_jax.seams import get
 
 RECORD_FIELDS: Final = (

@@ -6,15 +6,112 @@ JSON lines are read here, and all other files in :mod:`prb_jax.records.other_fil
 from __future__ import annotations
 
 import hashlib
+import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from prb_jax.errors import DataError
 from prb_jax.records.field_names import RECORD, FieldNames
-from prb_jax.records.lines import Row, is_large, parse_line
-from prb_jax.records.reading import bounded_lines, open_file, reading
+from prb_jax.records.reading import bounded_lines, open_file, reading, unique_fields
 from prb_jax.seams import get
+
+Value = TypeVar("Value")
+
+LARGE: Final = 64 << 20
+"""Minimum size in bytes of files that are read by windows and identified by digests of blocks."""
+
+HELD: Final = 1 << 30  # maximum bytes of raw files whose comparisons training keeps in memory
+
+WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # suffixes of files that can be read by windows
+_PACKED: Final = 4  # estimated compression ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[Value]):
+    """One record with its place: first the raw fields, later the `Comparison`."""
+
+    where: str  # "FILE:LINE", or "FILE: row N" in parquet
+    value: Value
+    named: bool = True  # False for a record without an id
+
+
+def unpacked_size(path: Path) -> int:
+    """Return the estimated bytes of text in a file, four times the size for compressed files; 0 if it is no file."""
+    try:
+        size = path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+    return size * (_PACKED if path.name.endswith((".gz", ".parquet")) else 1)
+
+
+def is_large(path: Path) -> bool:
+    """Return True if a file is read by windows."""
+    return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
+
+
+def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
+    """Return the record of one line; None for a blank line.
+
+    Args:
+      line: The line, with or without its line feed.
+      where: Place of the line, FILE:LINE.
+      first: True for the first line of the file, which can begin with a byte order mark.
+
+    Raises:
+      DataError: The line is not UTF-8 or not JSON.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        hint = other_format(line) if first else ""
+        bad = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        raise DataError(f"{where}: invalid UTF-8: {bad} ({error.reason}){hint}") from error
+    text = (text.removeprefix("\ufeff") if first else text).rstrip()
+    if not text:
+        return None
+    try:
+        value, end = DECODER.raw_decode(text, skip_space(text, 0))
+        if end < len(text):
+            raise json.JSONDecodeError("text after the end of the record", text, skip_space(text, end))
+    except (ValueError, RecursionError) as error:
+        hint = _ARRAY if first and text.lstrip() in ("[", "{") else ""
+        raise DataError(f"{malformed(where, error)}{hint}") from error
+    return Row(where, value)
+
+
+_ARRAY: Final = (
+    "; expected one object on each line; a JSON array, over any lines, belongs in a file named .json"
+)
+
+
+def other_format(line: bytes) -> str:
+    """Return what the first line of a file looks like that is not UTF-8, as the end of a message."""
+    if line[:2] == b"\x1f\x8b":
+        return "; the file looks gzipped, but is not named .gz"
+    return (
+        "; the file looks like UTF-16: save it as UTF-8" if line[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
+    )
+
+
+DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_fields)
+
+
+def skip_space(text: str, position: int) -> int:
+    """Return the index of the next character that is not JSON white space."""
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def malformed(where: str, error: Exception) -> str:
+    """Return the message for JSON that cannot be decoded."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{where}: malformed JSON at column {error.colno}: {error.msg}"
+    return f"{where}: malformed JSON: {'nested too deeply' if isinstance(error, RecursionError) else error}"
+
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 

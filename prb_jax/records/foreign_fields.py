@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, listed, quote
+from prb_jax.records.conversation import MESSAGE_FIELDS, SPOKEN_FIELDS, UNREAD_FIELDS, is_empty
 from prb_jax.records.field_names import (
     CONVERSATIONS,
     KNOWN,
@@ -22,7 +23,6 @@ from prb_jax.records.field_names import (
     is_negative,
 )
 from prb_jax.records.layouts import INSTRUCTION, LAYOUT_COLUMNS, PROMPT_COLUMNS, as_record, is_prompt_column
-from prb_jax.records.message import MESSAGE_FIELDS, SPOKEN_FIELDS, UNREAD_FIELDS, is_empty
 
 _OTHER_NAMES: Final = {
     "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author "

@@ -14,7 +14,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import LISTS, Comparison
 from prb_jax.records.field_names import RECORD, FieldMapper
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row
 from prb_jax.seams import get
 
 

@@ -6,7 +6,6 @@ Callers test the attributes of :class:`Items`, not the class.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row
 from prb_jax.seams import get
 
 if TYPE_CHECKING:
@@ -110,51 +108,3 @@ def windows(comparisons: Iterable[Any], *, first: int, size: int) -> Iterator[Wi
     while ahead:
         yield read(start, count)  # no variable keeps the window alive while the next one is read
         start, count = start + count, size
-
-
-class Joined(Items[Any]):
-    """Concatenated comparisons, or table rows, of several sequences; each item is looked up on access.
-
-    Args:
-      parts: Sequences, in order.
-      places: Indices into the concatenated items, int64; all items if not given.
-    """
-
-    in_memory = False
-
-    def __init__(self, parts: Sequence[Any], places: np.ndarray | None = None) -> None:
-        self._parts = parts
-        self._starts = list(itertools.accumulate(map(len, parts), initial=0))
-        self.places = np.arange(self._starts[-1]) if places is None else places
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def at(self, places: np.ndarray) -> Joined:
-        return Joined(self._parts, self.places[places])
-
-    def sample(self, count: int) -> Sequence[Any]:
-        """Return all items, or `count` evenly spaced ones."""
-        if len(self) <= count:
-            return self
-        return [self[int(place)] for place in np.linspace(0, len(self) - 1, count).round()]
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        place = int(self.places[index])
-        part = bisect_right(self._starts, place) - 1
-        return self._parts[part][place - self._starts[part]]
-
-
-def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """Return name, size, modification time and inode of each file, which reveal a change.
-
-    Raises:
-      DataError: A file is missing.
-    """
-    try:
-        states = [(str(file), file.stat()) for file in files]
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
-    return [(name, facts.st_size, facts.st_mtime_ns, facts.st_ino) for name, facts in states]

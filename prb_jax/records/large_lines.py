@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.errors import DataError
-from prb_jax.records.lines import Row, parse_line
+from prb_jax.records.files import Row, parse_line
 from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long
 
 BLOCK: Final = 16 << 20
@@ -169,3 +169,16 @@ def block_count(size: int) -> int:
 def large_digest(path: Path) -> str:
     """Return ``"sha256-blocks:..."``: the sha256 of the digests of all 16 MiB blocks; errors of :class:`JsonLines`."""
     return JsonLines(path).digest
+
+
+def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
+    """Return name, size, modification time and inode of each file, which reveal a change.
+
+    Raises:
+      DataError: A file is missing.
+    """
+    try:
+        states = [(str(file), file.stat()) for file in files]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
+    return [(name, facts.st_size, facts.st_mtime_ns, facts.st_ino) for name, facts in states]

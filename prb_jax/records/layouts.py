@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prb_jax.errors import quote
 from prb_jax.records import fields
-from prb_jax.records.message import from_json, is_empty
+from prb_jax.records.conversation import from_json, is_empty
 
 INSTRUCTION: Final = "instruction"
 

@@ -8,20 +8,23 @@ from typing import Any, Final
 
 from prb_jax.errors import quote
 from prb_jax.records import fields
-from prb_jax.records.conversation import RENDERED, Turns, is_rendered, turns_of
-from prb_jax.records.message import (
+from prb_jax.records.conversation import (
     CONTEXT_FIELDS,
     MEDIA_FIELDS,
     MESSAGE_FIELDS,
     NAME_FIELDS,
+    RENDERED,
     SPOKEN_FIELDS,
     Message,
     Messages,
+    Turns,
     as_text,
     from_json,
     is_empty,
+    is_rendered,
     joined_parts,
     refuse_extras,
+    turns_of,
 )
 from prb_jax.seams import get
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from prb_jax.errors import DataError
 from prb_jax.records.field_names import FieldNames
+from prb_jax.records.files import DECODER, HELD, Row, malformed, other_format, skip_space
 from prb_jax.records.large_lines import JsonLines
-from prb_jax.records.lines import DECODER, HELD, Row, malformed, other_format, skip_space
 from prb_jax.records.reading import open_file, reading
 from prb_jax.seams import get
 

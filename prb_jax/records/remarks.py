@@ -11,7 +11,7 @@ from types import MappingProxyType
 from prb_jax.errors import PrbWarning
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row
 from prb_jax.records.template_marks import template_mark
 
 

@@ -54,7 +54,8 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     Raises:
       RunError: a file of the run cannot be read.
     """
-    from prb_jax.training.logs import curves_figure, panels_of, read_metrics, read_steps
+    from prb_jax.training.curves import curves_figure, panels_of
+    from prb_jax.training.logs import read_metrics, read_steps
 
     run = read_training(folder)
     is_policy, summary = run.kind is POLICY_RUN, run.summary

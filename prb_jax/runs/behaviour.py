@@ -16,8 +16,8 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import write_json
-from prb_jax.runs.sealed import check_file
 from prb_jax.runs.training import BEHAVIOUR
+from prb_jax.seams import get
 
 REPETITION: Final = "repetition"
 """Field of a setting that distinguishes repetitions of one figure, e.g. a seed."""
@@ -157,7 +157,7 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
             f"{folder}: expected a finished run of a verb with a behaviour (`prb best-of-n`, `prb policy-accuracy`, "
             f"`prb guide`, `prb ppo` with watch.gold), found no {BEHAVIOUR} in it"
         )
-    check_file(path)
+    get("runs", "check file").value(path)
     record = read_object(path, error=RunError)
     check_schema(record, _BehaviourFile, where=str(path), error=RunError)
     if not record["figures"]:

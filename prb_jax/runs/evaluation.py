@@ -2,9 +2,7 @@
 
 ``scores.jsonl``    One row per comparison, in the order of completion; rewritten once at the end, in the order of the
                     input.
-``blocks.jsonl``    Only while data larger than memory is read: the digest of each block, written before any score of
-                    the block. Until the end ``run.json`` has null for the digest of the data and the number of its
-                    comparisons. A continued run compares these blocks with the data that it reads again.
+``blocks.jsonl``    Only while data larger than memory is read: see :mod:`prb_jax.runs.blocks`.
 ``computed.jsonl``  Until the run is finished: for each batch of a model one comparison of the batch, the tokens
                     computed, and the comparisons with equal token sequences on both sides. ``run.json`` gets the sums.
 """
@@ -16,18 +14,21 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
 from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded
-from prb_jax.runs.rows import Row, RowFile, RowKind
+from prb_jax.runs.rows import Row, RowKind
 from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
+
+if TYPE_CHECKING:
+    from prb_jax.runs.blocks import Blocks
 
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
@@ -84,17 +85,10 @@ class ScoreLine(TypedDict):
     truncated: int | dict[str, int]
 
 
-class _BlockLine(TypedDict):
-    file: int
-    block: int
-    sha256: str
-
-
 _FIELDS: Final = tuple(item.name for item in fields(ScoredRow))
 SCORE_ROWS: Final = RowKind(
     SCORES, "scores", attrgetter("id"), ScoreLine, decode=_as_row, encode=_as_object, table=RowTable
 )
-_BLOCK_ROWS: Final = RowKind(BLOCKS, "blocks", itemgetter("file", "block"), _BlockLine)
 
 
 EVALUATION: Final = RunKind(
@@ -120,30 +114,7 @@ class EvaluationFolder(RunFolder):
     """An open run folder of an evaluation."""
 
     # digests of the blocks read so far; None if the data is known as a whole
-    blocks: RowFile[Row] | None
-
-    def known_blocks(self) -> list[list[str]]:
-        """Return the sha256 of each recorded block, per file; scores of later blocks do not exist."""
-        rows = {} if self.blocks is None else self.blocks.rows
-        known: list[list[str]] = [[] for _ in {file for file, _ in rows}]
-        for (file, block), row in rows.items():
-            if file not in range(len(known)) or block != len(known[file]):
-                raise RunError(
-                    f"{self.path / BLOCKS}: {file}, {block}: not the next block of a file; restore the file as it was "
-                    "written, or choose another folder with --out"
-                )
-            known[file].append(row["sha256"])
-        return known
-
-    def append_blocks(self, digests: Sequence[Sequence[str]]) -> None:
-        """Append the digests of the blocks read so far, per file, before any score of these blocks."""
-        if self.blocks is not None:
-            rows = (
-                {"file": file, "block": block, "sha256": digest}
-                for file, of_file in enumerate(digests)
-                for block, digest in enumerate(of_file)
-            )
-            self.blocks.append(rows, sync=True)
+    blocks: Blocks | None
 
     def settle(self, inputs: Mapping[str, Any]) -> None:
         """Record in ``run.json`` the identity of the data, after it was read to its end.
@@ -152,7 +123,7 @@ class EvaluationFolder(RunFolder):
           RunError: ``run.json`` records other data.
         """
         record, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
-        get("runs", "check inputs").value(self.path, _filled(record["inputs"], wanted), wanted)
+        get("runs", "check inputs").value(self.path, *_compared(record["inputs"], wanted))
         if record["inputs"] != wanted:
             write_json(self.path / RUN, {**record, "inputs": wanted})
         _remove(self.path / BLOCKS)
@@ -215,8 +186,8 @@ def open_evaluation(
     """
 
     def compared(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
-        both = _filled(recorded, wanted), _filled(wanted, recorded)
-        if _is_open(recorded) and not by_blocks and both[0] == both[1]:
+        both = _compared(recorded, wanted)
+        if is_open(recorded) and not by_blocks and both[0] == both[1]:
             raise RunError(
                 f"{out} holds a run that stopped before its data was read to the end, so it is unknown whether a "
                 "prepared copy has the same contents: continue with the files that the run started with, or choose "
@@ -227,17 +198,14 @@ def open_evaluation(
     opened = EVALUATION.open(out, inputs, session=session, notes=notes, compared=compared)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(opened)
-        unread = bool(run.file.rows) and _is_open(run.record["inputs"])
+        unread = bool(run.file.rows) and is_open(run.record["inputs"])
         if not unread:
             _remove(run.path / BLOCKS)
         if not run.file.rows:
             _remove(run.path / COMPUTED)
-        blocks = stack.enter_context(_BLOCK_ROWS.open(run.path)) if by_blocks else None
-        if unread and not (blocks and blocks.rows):
-            raise RunError(
-                f"{run.path / BLOCKS}: missing or empty, but scores exist; the file identifies their data: "
-                "restore it, or choose another folder with --out"
-            )
+        blocks = None
+        if by_blocks:
+            blocks = stack.enter_context(get("large data", "blocks").value(run.path, unread=unread))
         yield EvaluationFolder(**vars(run), blocks=blocks)
 
 
@@ -250,7 +218,7 @@ def is_settled(out: str | Path) -> bool:
     path = Path(out)
     scored = (path / SCORES).is_file() and (path / SCORES).stat().st_size > 0
     record = EVALUATION.read(path) if scored else None
-    return record is not None and not _is_open(record["inputs"])
+    return record is not None and not is_open(record["inputs"])
 
 
 def _remove(path: Path) -> None:
@@ -258,27 +226,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_open(inputs: Mapping[str, Any]) -> bool:
+def is_open(inputs: Mapping[str, Any]) -> bool:
     """Return True if the inputs of a run do not identify its data yet."""
     data = inputs.get("data")
     return isinstance(data, Mapping) and data.get("comparisons", 0) is None
 
 
-def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``inputs`` with every open field filled in from ``other``."""
-    data, known = inputs.get("data"), other.get("data")
-    if not _is_open(inputs) or not isinstance(data, Mapping) or not isinstance(known, Mapping):
-        return inputs
-    sources, theirs = data.get("sources", ()), known.get("sources", ())
-    if len(sources) != len(theirs):
-        return inputs
-    described = []
-    for source, their in zip(sources, theirs, strict=True):
-        files, other_files = source.get("files"), their.get("files")
-        if isinstance(files, Mapping) and isinstance(other_files, Mapping):
-            closed = {
-                name: other_files.get(name) if digest is None else digest for name, digest in files.items()
-            }
-            source = {**source, "files": closed}
-        described.append(source)
-    return {**inputs, "data": {**data, "sources": described, "comparisons": known.get("comparisons")}}
+def _compared(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the inputs to compare: what is open in one is taken from the other."""
+    if not (is_open(recorded) or is_open(wanted)):
+        return recorded, wanted
+    filled = get("large data", "filled").value
+    return filled(recorded, wanted), filled(wanted, recorded)

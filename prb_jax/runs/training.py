@@ -21,6 +21,7 @@ from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 CHECKPOINTS = "checkpoints"
 BEHAVIOUR = "behaviour.json"
 METRICS = "metrics.jsonl"
+CURVES = "learning_curves.png"
 ROLLOUTS = "rollouts.jsonl"
 
 

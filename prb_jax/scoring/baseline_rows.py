@@ -9,8 +9,7 @@ import numpy as np
 
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.scoring.baselines import BASELINES, FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
-from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.job import Job
+from prb_jax.scoring.job import ComparisonTable, Job
 from prb_jax.scoring.large_table import LargeTable, Lazy
 from prb_jax.scoring.summary import BASELINE_ROWS
 

@@ -28,7 +28,6 @@ from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode
-from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.seams import get
 from prb_jax.trees.packing import (
     PackedBatch,
@@ -37,12 +36,11 @@ from prb_jax.trees.packing import (
     pack_streams,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
-from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import PlannedBatch, ScoredBatch, Tree
+from prb_jax.trees.tree import BLOCK, PlannedBatch, ScoredBatch, Skip, Tree, round_up, skip_nothing
 
 if TYPE_CHECKING:
-    from prb_jax.models.attention.choice import StreamAttention
+    from prb_jax.models.attention.streams import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.trees.sequences import SequenceBatch, SequenceOptions
 

@@ -28,13 +28,13 @@ from prb_jax.records.intake import Records
 from prb_jax.scoring.batching import Batch, lanes, stream_scores
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
+from prb_jax.scoring.scorer import GivesRewards
 from prb_jax.text.prompts import encode_prompts, why_other_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.encode import CHUNK_ROWS, conversations
-from prb_jax.trees.tree import ScoredBatch, Tree, build_tree, common_run
+from prb_jax.trees.tree import ScoredBatch, Skip, Tree, build_tree, common_run, skip_nothing
 
 
 @dataclass(frozen=True)

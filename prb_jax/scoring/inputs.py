@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import DataError, PrbWarning, counted, quote, short_repr
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import Row
 from prb_jax.records.intake import Records, digest, given_rows, read_records
-from prb_jax.records.items import Held, Items, joined, stamp
-from prb_jax.records.lines import Row
+from prb_jax.records.items import Held, Items, joined
 from prb_jax.records.sources.reading import (
     benchmark_of,
     describe_source,
@@ -25,6 +25,7 @@ from prb_jax.records.sources.reading import (
     open_comparisons,
     prepared_tokens,
 )
+from prb_jax.seams import get
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         parts: list[tuple[str, Items[Comparison]]] = []
         for name in names:
             if large := large_files(name, split=SPLIT):
-                stamps[name] = stamp(large)
+                stamps[name] = get("large data", "stamp").value(large)
             else:
                 # Described before reading, so that the final check detects a file that changes during reading.
                 sources[name] = describe_source(name)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.errors import RunError, printable, short_repr
+from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import is_settled
 from prb_jax.scoring import UPPER_BOUND
-from prb_jax.scoring.comparison_table import ComparisonTable, table_of
 from prb_jax.scoring.inputs import (
     Inputs,
     warn_without_profiles,
@@ -28,6 +29,53 @@ from prb_jax.version import computing_versions
 if TYPE_CHECKING:
     from prb_jax.runs.parts import Part
     from prb_jax.scoring.prepared_tokens import StoredComparisons
+
+
+class ComparisonTable:
+    """The comparisons of a run in memory; `prb_jax.scoring.large_table.LargeTable` has columns without texts."""
+
+    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+        self._comparisons = comparisons
+
+    def __len__(self) -> int:
+        """Return the number of comparisons read so far."""
+        return len(self._comparisons)
+
+    def id(self, index: int) -> str:
+        """Return the id of a comparison."""
+        return self._comparisons[index].id
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """Ids of all comparisons read so far."""
+        return [one.id for one in self._comparisons]
+
+    @cached_property
+    def labels(self) -> Any:
+        """Labels of each comparison, by its index."""
+        return [list(one.labels or ()) for one in self._comparisons]
+
+    def row(self, index: int, scores: Sequence[float], *, tokens: int = 0, truncated: Any = 0) -> ScoredRow:
+        """Return the row of a comparison with its scores."""
+        one = self._comparisons[index]
+        return ScoredRow(one.id, one.subset, one.user_id, scores, self.labels[index], tokens, truncated)
+
+    def told(self) -> int:
+        """Return the number of comparisons with user information: a user id, a profile or hints."""
+        return sum(one.has_user_info for one in self._comparisons)
+
+    def advance(self, stop: int) -> None:
+        """Read the comparisons before index `stop`; those in memory are read."""
+
+    def complete(self) -> None:
+        """Read all comparisons and warn of duplicates; those in memory are read."""
+
+
+def table_of(comparisons: Items[Comparison]) -> ComparisonTable:
+    """Return the table of a run's comparisons; those larger than memory enter it on their first read."""
+    if comparisons.in_memory:
+        return ComparisonTable(comparisons)
+    return get("large data", "table").value(comparisons)
 
 
 @dataclass(frozen=True, kw_only=True)

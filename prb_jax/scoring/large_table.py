@@ -21,10 +21,10 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import Lists, Names
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import Row
 from prb_jax.records.items import Held, Items
-from prb_jax.records.lines import Row
 from prb_jax.records.remarks import RenderedPrompts, tell_alike, tell_equal
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.job import ComparisonTable
 from prb_jax.seams import get
 
 Baselines = Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]

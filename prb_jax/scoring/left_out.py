@@ -56,8 +56,10 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View, has_tokens: bool) -
     if has_tokens:  # `prb prepare` refuses comparisons that are too long
         return replace(inputs, left_out=LeftOut([], {}))
     comparisons, reasons, dropped = inputs.comparisons, list[TooLongError](), set[int]()
+    without_profiles = replace(view, profile_posts=0)  # they are shortened before anything else
     for window in windows(comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
-        errors = reader.too_long(window.comparisons, view=view)
+        encoded = reader.encode_each(window.comparisons, view=without_profiles)
+        errors = [tree for tree in encoded if isinstance(tree, TooLongError)]
         refused = {id(error.comparison) for error in errors}
         dropped |= {p for p, one in zip(window.places, window.comparisons) if id(one) in refused}
         reasons += errors

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.scorer import Scorer, Skip, StreamsScores, skip_nothing
+from prb_jax.scoring.scorer import Scorer, StreamsScores
 from prb_jax.text.view import View
-from prb_jax.trees.tree import ScoredBatch
+from prb_jax.trees.tree import ScoredBatch, Skip, skip_nothing
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from prb_jax.records.intake import Records, as_comparisons, digest
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.sealed import check_file
-from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
-from prb_jax.trees.tree import ScoredBatch, Truncation
+from prb_jax.scoring.scorer import Scorer
+from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 MOST: Final = 64  # maximum number of comparisons to adapt on, the latest ones
 

@@ -16,10 +16,10 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.records.items import windows
 from prb_jax.scoring import READS_TEXTS
-from prb_jax.scoring.scorer import GivesRewards, ScoreFunction, Skip, skip_nothing
+from prb_jax.scoring.scorer import GivesRewards, ScoreFunction
 from prb_jax.seams import get
 from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.tree import ScoredBatch, Truncation
+from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 PLUGIN = "plugin:"  # prefix for the name of an entry point of the group prb_jax.rewards
 

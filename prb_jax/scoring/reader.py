@@ -109,14 +109,6 @@ class Reader:
         pad = self.config.pad_token_id
         return list(encode_each(comparisons, self.tokenizer, view=shown, pad_token_id=pad))
 
-    def too_long(self, comparisons: Sequence[Comparison], *, view: View) -> list[TooLongError]:
-        """Return one error for each comparison with a response that leaves no room for its prompt.
-
-        Profiles are ignored, because they are shortened before anything else.
-        """
-        encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
-        return [tree for tree in encoded if isinstance(tree, TooLongError)]
-
     def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
         """Return the users that the model was not trained on, who get the generic soft prompt.
 
@@ -131,20 +123,11 @@ class Reader:
           CheckpointError: The head has several labels, and none is named as the reward.
         """
         self.check_labels(protocol)
-        remarks: list[str] = []
         if protocol is not TextProtocol.PAPER or not isinstance(self.tokenizer, ChatTokenizer):
-            return remarks
-        if not self.labels_named:
-            remarks.append(
-                f"protocol paper: the score head has {self.config.num_labels} labels; the reward is the last of their "
-                "softmax, as in the scripts of the paper"
-            )
-        if self.config.pad_token_id is None and self.tokenizer.pad_token_id is None:
-            remarks.append(
-                "protocol paper: neither config.json nor the tokenizer names a padding token, without which the "
-                "scripts of the paper refuse batches; the score is read at the last token"
-            )
-        return remarks
+            return []
+        labels = None if self.labels_named else self.config.num_labels
+        pads = (self.config.pad_token_id, self.tokenizer.pad_token_id) != (None, None)
+        return get("protocols", "paper remarks").value(labels=labels, pads=pads)
 
     def check_labels(self, protocol: TextProtocol) -> None:
         """Raise CheckpointError if the head has several labels and none is named as the reward."""

@@ -13,11 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import quote
-from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.attention.streams import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.readouts.open_model import OpenedModel
-from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.open_model import OpenedModel, ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
@@ -31,13 +30,13 @@ from prb_jax.scoring.batching import (
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
+from prb_jax.scoring.scorer import GivesRewards
 from prb_jax.seams import get
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.stream_shapes import pack_together
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
-from prb_jax.trees.tree import ScoredBatch, Tree
+from prb_jax.trees.tree import ScoredBatch, Skip, Tree, skip_nothing
 
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.load import LoadReport

@@ -106,7 +106,8 @@ class ScoredRun:
                         ]
                         first = table.id(batch.indices[0])
                         self.folder.append_computed(member=first, tokens=batch.computed, equal=equal)
-                    self.folder.append_blocks([file.digests for file in reading])
+                    if self.folder.blocks is not None:
+                        self.folder.blocks.append([file.digests for file in reading])
                     self.folder.file.append(rows)
                 self.scores.update((row.id, row) for row in rows)
                 show(rows)
@@ -127,8 +128,11 @@ def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) ->
     reading = job.inputs.reading if job.control is None else []
     facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": job.notes}
     opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
-    with entered_on_first_process(opens, EvaluationFolder.known_blocks) as (folder, blocks):
-        for file, digests in zip(reading, blocks, strict=False):
+    with entered_on_first_process(opens, lambda folder: folder.blocks and folder.blocks.known()) as (
+        folder,
+        blocks,
+    ):
+        for file, digests in zip(reading, blocks or (), strict=False):
             file.expect(digests)
         file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
         yield ScoredRun(job, folder, cast(RowTable, file.rows))

@@ -14,6 +14,7 @@ from prb_jax.records.items import Held
 from prb_jax.records.options import refuse_given
 from prb_jax.scoring.inputs import warn_of_cuts, warn_without_profiles
 from prb_jax.text.view import ChosenView, View, ViewOptions, choose_view
+from prb_jax.trees.tree import Skip, skip_nothing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Returns K finite numbers for the K responses of a comparison; a higher number is better."""
-
-Skip = Callable[[Sequence[int]], bool]
-"""Returns True if all scores of a batch of these indices are known, so the batch is not computed."""
-
-
-def skip_nothing(indices: Sequence[int]) -> bool:
-    """Return False: every batch needs scores."""
-    return False
 
 
 class Scorer:

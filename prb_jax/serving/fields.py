@@ -12,16 +12,17 @@ import numpy as np
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Message, Post, read_profile
-from prb_jax.records.conversation import turns_of, with_context
-from prb_jax.records.foreign_fields import PERSON_NAMES
-from prb_jax.records.message import (
+from prb_jax.records.conversation import (
     CONTEXT_FIELDS,
     UNREAD_FIELDS,
     Messages,
     from_json,
     read_context,
     refuse_extras,
+    turns_of,
+    with_context,
 )
+from prb_jax.records.foreign_fields import PERSON_NAMES
 from prb_jax.records.messages import as_response, read_message
 from prb_jax.records.reading import parse_json
 from prb_jax.records.template_marks import template_mark

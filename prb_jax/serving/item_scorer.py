@@ -56,7 +56,8 @@ def open_reward(
     Raises:
       RunError: If a judge needs the true rubric, because no request contains one; or see :func:`prb_jax.evaluate`.
     """
-    from prb_jax.behaviour.judges.options import RUBRIC, is_judge, parse_judge
+    from prb_jax.behaviour.judges.names import RUBRIC, is_judge
+    from prb_jax.behaviour.judges.options import parse_judge
 
     if not is_judge(model):
         if judge is not None:

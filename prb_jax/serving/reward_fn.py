@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.behaviour.judges.options import is_judge
+from prb_jax.behaviour.judges.names import is_judge
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison

@@ -21,7 +21,7 @@ import numpy as np
 from prb_jax.errors import listed, quote
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Message, parsed_profile
-from prb_jax.records.message import Messages, refuse_extras
+from prb_jax.records.conversation import Messages, refuse_extras
 from prb_jax.records.messages import split_response
 from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields

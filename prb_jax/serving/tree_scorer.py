@@ -22,7 +22,7 @@ from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
-from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
+from prb_jax.trees.kernel_tables import for_lengths
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
     STEP,
@@ -32,9 +32,8 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
 )
 from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
-from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import make_stream_batch
-from prb_jax.trees.tree import PlannedBatch, Tree, build_tree
+from prb_jax.trees.tree import PlannedBatch, Tree, build_tree, round_up
 
 PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""
@@ -191,7 +190,7 @@ def open_tree_scorer(
         # the tables have room for usual conversations, not for every conversation that fits a stream
         if chosen.keys is not None:
             longest = min(model.reader.limit(view), LONGEST_USUAL)
-            chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
+            chosen = for_lengths(chosen, longest=longest, response=longest)
         tokens, multiple = chosen.tokens, chosen.multiple
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
         kept = lengths[-1] if prefix_cache else 0  # as many tokens as a full stream has

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.vocabulary_heads import is_one_row
 from prb_jax.personal.few_shot.choices import Adapter, AdapterTrainer

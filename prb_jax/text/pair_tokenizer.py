@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError
-from prb_jax.records.message import Message
+from prb_jax.records.conversation import Message
 from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.records.message import Message
+from prb_jax.records.conversation import Message
 from prb_jax.text.tokenizer import ANSWER, ChatTokenizer
 
 

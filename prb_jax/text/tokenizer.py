@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.records.conversation import is_rendered
-from prb_jax.records.message import SPOKEN_FIELDS, Message, joined_parts
+from prb_jax.records.conversation import SPOKEN_FIELDS, Message, is_rendered, joined_parts
 from prb_jax.seams import get
 from prb_jax.text.open_tokenizer import (
     RecentStretches,

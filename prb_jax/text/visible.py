@@ -13,8 +13,7 @@ from enum import StrEnum
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison, Post
-from prb_jax.records.conversation import Turns, is_rendered, turns_of
-from prb_jax.records.message import Message, Messages
+from prb_jax.records.conversation import Message, Messages, Turns, is_rendered, turns_of
 
 RECENCY = "recency"  # profile order with the newest post first
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from prb_jax.models import REMAT, AttentionName, Dtype, Remat
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.records.config_files import build_settings, to_config_dict
 from prb_jax.records.options import Options, check_given, option, section
 from prb_jax.text.view import View

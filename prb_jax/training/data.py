@@ -18,10 +18,7 @@ from prb_jax.personal.method import OfUser
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, digest
 from prb_jax.records.items import Held, Items
-from prb_jax.records.sources.reading import (
-    describe_source,
-    read_comparisons,
-)
+from prb_jax.records.sources.reading import describe_source, read_comparisons
 from prb_jax.records.sources.whole import find_comparisons
 from prb_jax.seams import get
 from prb_jax.training.config import TrainSettings, ValidationSettings

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.items import Held, Items, Joined
+from prb_jax.records.items import Held, Items
+from prb_jax.records.joined import Joined
 from prb_jax.records.sources.reading import prepared_tokens
 from prb_jax.scoring.large_table import LargeTable
 from prb_jax.scoring.prepared_tokens import places_of, stored_table

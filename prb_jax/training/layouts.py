@@ -7,6 +7,7 @@ model with TRL's ``v_head.summary``, which TRL and LLaMA-Factory read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +16,7 @@ import numpy as np
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig
 from prb_jax.models.head import LINEAR, Linear
-from prb_jax.models.readouts.open_model import OpenedModel
-from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.open_model import OpenedModel, ResolvedModel
 from prb_jax.models.vocabulary_heads import is_one_row
 from prb_jax.records.comparison import Message
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
@@ -104,3 +104,23 @@ def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
             "checkpoint as it is"
         )
     return written
+
+
+def refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:
+    """Reject a tokenizer of another model: one that gives the checkpoint's tokens other ids."""
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return
+    vocabulary = load_tokenizer(folder, chat_template="plain").tokenizer.get_vocab()
+    other = tokenizer.tokenizer.get_vocab()
+    for token, number in sorted(vocabulary.items(), key=lambda item: item[1]):
+        if other.get(token, number) != number:
+            raise CheckpointError(
+                f"{tokenizer.name}: token {quote(token)} has id {other[token]}, but {number} in the tokenizer of "
+                f"{folder}: this is not the tokenizer of this model"
+            )
+    shared = len(vocabulary.keys() & other.keys())
+    if shared < 0.9 * len(vocabulary):
+        raise CheckpointError(
+            f"{tokenizer.name}: has only {shared} of the {len(vocabulary)} tokens of the tokenizer of {folder}: "
+            "this is not the tokenizer of this model"
+        )

@@ -1,22 +1,15 @@
-"""Logs of a run: `metrics.jsonl`, TensorBoard, Weights & Biases, and the plot of its learning curves."""
+"""Logs of a run: `metrics.jsonl`, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
-import functools
 import io
-import itertools
 import json
-import math
 import os
-import socket
-import struct
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import RunError, quote
-from prb_jax.platform.extras import need_extra
 from prb_jax.records.options import flat_settings
 from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.records.writing import json_line, whole_file, writing
@@ -25,17 +18,10 @@ from prb_jax.seams import get
 from prb_jax.training.config import RunOptions
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 TENSORBOARD = "tensorboard"
-CURVES = "learning_curves.png"
 _HINT = "remove the line to continue the run"
-
-_PANELS = {"loss": "Loss", "accuracy": "Accuracy", "margin": "Mean margin"}
-_REWARDED = {
-    "reward": "Reward", "gold": "Gold", "kl": "KL to the reference", "entropy": "Entropy", "length": "Tokens"
-}  # fmt: skip
-"""Metrics to plot and their titles, for runs that learn from labels and for runs that learn from a reward."""
 
 
 class StepFile:
@@ -94,8 +80,11 @@ class MetricsLog(StepFile):
             self._wandb = get("training", "wandb").value(
                 options.wandb, out, flat_settings(settings), option=option
             )
-        with writing(path):
-            self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
+        self._events = None
+        if options.tensorboard:
+            with writing(path):
+                events = get("training", "tensorboard").value
+                self._events = events(out / TENSORBOARD, first_step=step + 1)
 
     def write(self, *rows: Mapping[str, float]) -> None:
         for row in rows:
@@ -171,164 +160,3 @@ def _gap(path: Path, first: int, last: int) -> RunError:
         f"{path}: the rows of steps {first} to {last} are missing: restore the whole file; or, to compute them again, "
         f"remove the checkpoints of step {first} and later, and the lines of those steps"
     )
-
-
-class EventFile:
-    """A TensorBoard event file with scalars; does not need TensorBoard. Every `write` is flushed: a viewer sees it at
-    once, and a kill loses nothing.
-
-    The file is a sequence of TFRecords: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The
-    data is an `Event` in protocol buffer encoding.
-
-    Args:
-      folder: Folder of the files, created if necessary; each session of a run adds a file.
-      first_step: Step from which TensorBoard hides the points of earlier sessions.
-    """
-
-    def __init__(self, folder: str | Path, *, first_step: int = 0) -> None:
-        path, now = Path(folder), time.time()
-        path.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-        self._file = open(path / name, "ab")  # noqa: SIM115
-        self._file.write(record(event(now, version=b"brain.Event:2")))
-        self._file.write(record(event(now, step=first_step, start=True)))
-        self._file.flush()
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one point to each of the named curves."""
-        self._file.write(record(event(time.time(), step=step, scalars=scalars)))
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def record(data: bytes) -> bytes:
-    """Return one TFRecord."""
-
-    def masked(data: bytes) -> bytes:
-        crc = crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    length = struct.pack("<Q", len(data))
-    return length + masked(length) + data + masked(data)
-
-
-def event(
-    wall_time: float,
-    *,
-    step: int = 0,
-    scalars: Mapping[str, float] | None = None,
-    version: bytes | None = None,
-    start: bool = False,
-) -> bytes:
-    """Return a serialised `tensorflow.Event` with scalars, the file's version, or the start of a session."""
-    data = b"\x09" + struct.pack("<d", wall_time)  # field 1, double
-    if step:
-        data += b"\x10" + _varint(step)  # field 2, int64
-    if version is not None:
-        data += _field(3, version)
-    if scalars is not None:
-        values = (
-            _field(1, _field(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
-            for tag, value in scalars.items()
-        )
-        data += _field(5, b"".join(values))  # Summary
-    return data + (_field(7, b"\x08\x01") if start else b"")  # SessionLog with status START
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
-
-
-@functools.cache
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ 0x82F63B78 if value & 1 else value >> 1
-        table.append(value)
-    return tuple(table)
-
-
-def crc32c(data: bytes) -> int:
-    """Return the CRC-32 with the Castagnoli polynomial."""
-    crc, table = 0xFFFFFFFF, _crc_table()
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-def panels_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metrics to plot from these rows: names and panel titles."""
-    panels = _REWARDED if any("reward" in row for row in rows) else _PANELS
-    return {name: title for name, title in panels.items() if any(name in row for row in rows)} or _PANELS
-
-
-def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Save :func:`curves_figure` of these rows, with a title, as a PNG file.
-
-    Raises:
-      RunError: Matplotlib is not installed, or the file cannot be written.
-    """
-    figure = curves_figure(rows)
-    figure.suptitle(title)
-    with writing(path), whole_file(path) as file:
-        figure.savefig(file, dpi=120, format="png")
-
-
-def curves_figure(
-    rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6), panel: str | None = None
-) -> Figure:
-    """Plot training metrics (with running means) and validation metrics against the step.
-
-    Args:
-      rows: Lines of `metrics.jsonl`.
-      size: Width and height in inches.
-      panel: The only metric to plot; by default all of `panels_of`.
-
-    Raises:
-      RunError: Matplotlib is not installed.
-    """
-    need_extra("report", "learning curves (none: log.plot=false)")
-    from matplotlib.figure import Figure
-
-    def series(name: str) -> tuple[list[int], list[float]]:
-        return [row["step"] for row in rows if name in row], [row[name] for row in rows if name in row]
-
-    figure, panels = Figure(figsize=size, layout="constrained"), panels_of(rows)
-    explained = next(iter(panels))
-    panels = panels if panel is None else {panel: panels[panel]}
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (name, title) in zip(axes, panels.items(), strict=True):
-        steps, values = series(name)
-        if steps:
-            axis.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
-            axis.plot(steps, _running_mean(values), color="tab:blue", label="training")
-        steps, values = series(f"validation_{name}")
-        if steps:
-            axis.plot(steps, values, color="tab:orange", marker="o", markersize=3, label="validation")
-        if (chance := {"loss": math.log(2), "accuracy": 0.5}.get(name)) is not None:
-            axis.axhline(chance, color="gray", linewidth=0.8, linestyle=":", label="chance")
-        axis.set_xlabel("step")
-        axis.set_title(title)
-        axis.grid(alpha=0.3)
-        if name == explained:
-            axis.legend()
-    return figure
-
-
-def _running_mean(values: Sequence[float]) -> list[float]:
-    """Return centred running means: up to a fortieth of the run on either side, fewer near the ends.
-
-    A straight line is unchanged, whereas a mean over earlier points would lag behind.
-    """
-    sums, last, half = [0.0, *itertools.accumulate(values)], len(values) - 1, len(values) // 40
-    reach = [min(half, i, last - i) for i in range(len(values))]
-    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]

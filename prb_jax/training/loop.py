@@ -19,10 +19,10 @@ from prb_jax.errors import RunError, listed, quote, short_repr
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
-from prb_jax.runs.training import CHECKPOINTS, run_identity
+from prb_jax.runs.training import CHECKPOINTS, CURVES, run_identity
 from prb_jax.seams import get
 from prb_jax.training.config import RunOptions
-from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
+from prb_jax.training.logs import MetricsLog, StepFile
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.trainer import Trainer
 
@@ -243,7 +243,8 @@ def write_summary(
         assert loop.log is not None
         if loop.settings.log.plot:
             try:
-                plot_curves(loop.log.rows, loop.out / CURVES, title=loop.out.name)
+                plot = get("training", "curves").value
+                plot(loop.log.rows, loop.out / CURVES, title=loop.out.name)
             except RunError as error:  # the plot is optional
                 loop.say(f"no picture: {error}")
         summary = summarise(loop.log.rows)

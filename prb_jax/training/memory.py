@@ -20,7 +20,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder_layer import splits_weights
 from prb_jax.platform.sharding import mesh_shape
-from prb_jax.trees.stream_tables import BLOCK, CHUNK
+from prb_jax.trees.tree import BLOCK, CHUNK
 
 ACTIVATIONS = 6e9  # bytes of a stream's activations if neither `batch.tokens` nor the device's memory decides
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import mixing_flops, stream_flops
 from prb_jax.models.model import matrix_flops_per_token
@@ -26,9 +26,8 @@ from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.stream_shapes import with_equal_splits
-from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import BLOCK, Tree
 
 if TYPE_CHECKING:
     from prb_jax.training.modules import SequenceLayout

@@ -47,8 +47,7 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
     sequence_options,
 )
-from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, round_up
 
 PARAMETERS = "parameters.safetensors"
 """File in the model's folder with the trained parameters, keyed by path, e.g. "layers/0/kernel"."""

@@ -15,9 +15,9 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.reading import read_json
 from prb_jax.records.writing import write_json
 from prb_jax.training.config import TrainSettings
-from prb_jax.training.users import USERS
 from prb_jax.training.weights import learning_rate
 
+USERS = "users.json"  # in the run folder: user ids in row order
 _TIMES_FASTER = 10.0
 
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,7 +22,6 @@ from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, TRAINING
 from prb_jax.scoring.batching import Batch
-from prb_jax.scoring.scorer import ScoresTokens
 from prb_jax.seams import get
 from prb_jax.text.trained_view import TrainedView
 from prb_jax.training.config import Config, TrainSettings, load_settings
@@ -30,12 +29,14 @@ from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, write_summary
 from prb_jax.training.losses import Extras, LossParts, comparison_loss
 from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
-from prb_jax.training.start import Start, start_from
+from prb_jax.training.start import Start, method_of_run, start_from
 from prb_jax.training.step import Metrics, TrainStep, make_train_step
 from prb_jax.training.trainer import USER, WEIGHTS, RewardTrainer, StepBatch
-from prb_jax.training.users import method_of_run
 from prb_jax.training.weights import TrainedModel, Weights
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides, has_equal_sides
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.scorer import ScoresTokens
 
 
 def train(

@@ -14,13 +14,14 @@ import numpy as np
 
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.attention.streams import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows, TrainedMethod
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.items import Held, Items, Joined
+from prb_jax.records.items import Held, Items
+from prb_jax.records.joined import Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
 from prb_jax.scoring.reader import Reader
@@ -29,7 +30,7 @@ from prb_jax.text.trained_view import TrainedView
 from prb_jax.training import Tuning, step_flops
 from prb_jax.training.config import RunOptions, TrainSettings
 from prb_jax.training.data import Examples, Order, user_weights
-from prb_jax.training.export import Write, export_adapter, export_model
+from prb_jax.training.export import Write, export_model
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.memory import StepMemory
 from prb_jax.training.microbatches import STEPS_SIMULATED, TreesOnDemand, labelled, plan_layout
@@ -150,7 +151,8 @@ class Trainer:
     def export_adapter(self, folder: Path) -> None:
         """Write the current adapters, and any score head, for PEFT; a collective."""
         more = self._side_files(adapter=True)
-        export_adapter(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
+        export = get("training", "export adapter").value
+        export(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
 
     def _side_files(self, *, adapter: bool = False) -> Write:
         """Return a function that writes further files of an export, beside weights, configuration and tokenizer."""

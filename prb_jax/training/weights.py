@@ -15,11 +15,12 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import abstract_model, bind, parameter_shardings
 from prb_jax.models.parameter import parameters
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.platform.sharding import replicated
+from prb_jax.seams import get
 from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.config import OptimizerSettings, TrainSettings
 from prb_jax.training.memory import StepMemory, step_memory
@@ -166,7 +167,8 @@ def split_params(
     if tuning == "head":
         return head, frozen
     if tuning == "lora":
-        return {**init_lora(bind(config, params).layers, lora, seed=seed), **head}, frozen
+        start = get("projections", "start").value
+        return {**start(bind(config, params).layers, lora, seed=seed), **head}, frozen
     raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
 
 

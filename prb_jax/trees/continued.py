@@ -15,9 +15,8 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.packing import PackedStream
-from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import lay_stream
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import BLOCK, Tree, round_up
 
 PAGE = 32
 """Tokens of a page; only whole pages of a prefix are cached."""

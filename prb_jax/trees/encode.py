@@ -23,8 +23,7 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import turns_of
-from prb_jax.records.message import Message
+from prb_jax.records.conversation import Message, turns_of
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import RenderError
 from prb_jax.text.view import View

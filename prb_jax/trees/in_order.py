@@ -19,7 +19,7 @@ from prb_jax.trees.packing import (
     first_fit,
     packed_stream,
 )
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 _STREAM_COST = 64  # cost of one more stream, in tokens
 

@@ -22,8 +22,8 @@ import numpy as np
 from prb_jax.errors import short_repr
 from prb_jax.trees.packing import StreamOptions, coarse_length
 from prb_jax.trees.step_areas import TILE, area_tiles, smallest_areas
-from prb_jax.trees.stream_tables import meeting_blocks, query_order, round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.streams import meeting_blocks, query_order
+from prb_jax.trees.tree import Tree, round_up
 
 STEP_BLOCK = 512
 """Maximum queries, and keys, of one step of the kernel. A block of scores with its intermediate results needs four
@@ -251,3 +251,8 @@ def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> S
 def with_key_layout(options: StreamOptions, layout: KeyLayout) -> StreamOptions:
     """Return the options with this layout."""
     return options.of_blocks(layout.queries, keys=layout)
+
+
+def for_lengths(options: StreamOptions, *, longest: int, response: int) -> StreamOptions:
+    """Return the options with the layout for conversations and responses of these maximum lengths."""
+    return with_key_layout(options, KeyLayout.of(longest, response))

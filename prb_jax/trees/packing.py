@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.even_work import with_even_pairs
-from prb_jax.trees.stream_tables import BLOCK, round_up
-from prb_jax.trees.tree import Tree, common_run
+from prb_jax.seams import get
+from prb_jax.trees.tree import BLOCK, Tree, common_run, round_up
 
 if TYPE_CHECKING:
     from prb_jax.trees.kernel_tables import KeyLayout
@@ -125,7 +124,7 @@ def pack_streams(
     if len(options.fixed) <= 1:  # with several shapes, a nearly empty stream can get a shorter shape
         bins = balanced(bins, shape)
         if options.kernel:
-            bins = with_even_pairs(bins, shape, ordered.pairs_of)
+            bins = get("kernel tables", "even pairs").value(bins, shape, ordered.pairs_of)
     lengths = options.fixed or _short(bins, shape, options)
     for units in bins:
         least = next((known for known in lengths if _fit(units, known)), shape)

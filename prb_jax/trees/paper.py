@@ -62,3 +62,24 @@ def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:
         return len(ids) - 1
     positions = np.flatnonzero(ids != pad_token_id)
     return int(positions[-1]) if len(positions) else 0
+
+
+def paper_remarks(*, labels: int | None, pads: bool) -> list[str]:
+    """Return remarks on choices that the protocol makes and the model's files do not.
+
+    Args:
+      labels: Number of labels of the head if none is named as the reward; else None.
+      pads: True if `config.json` or the tokenizer names a padding token.
+    """
+    remarks: list[str] = []
+    if labels is not None:
+        remarks.append(
+            f"protocol paper: the score head has {labels} labels; the reward is the last of their softmax, as in the "
+            "scripts of the paper"
+        )
+    if not pads:
+        remarks.append(
+            "protocol paper: neither config.json nor the tokenizer names a padding token, without which the scripts "
+            "of the paper refuse batches; the score is read at the last token"
+        )
+    return remarks

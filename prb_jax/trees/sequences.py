@@ -18,8 +18,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.platform.sharding import mesh_shape
-from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import PlannedBatch, Tree
+from prb_jax.trees.tree import PlannedBatch, Tree, round_up
 
 # Padded tokens of a batch per batch shard of the mesh. On CPUs attention scores should fit the cache: per token,
 # sequences of 512 take 1.6 times as long in batches of 16,384.

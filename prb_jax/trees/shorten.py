@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import with_context
-from prb_jax.records.message import Message
+from prb_jax.records.conversation import Message, with_context
 from prb_jax.text.visible import Visible
 from prb_jax.trees.encode import ESTIMATE_SLACK, Encoder, TooLongError, longest
 

@@ -21,8 +21,7 @@ from prb_jax.trees.packing import (
     total_tokens,
 )
 from prb_jax.trees.stream_shapes import READS_STEP, STREAM_COST, bins_of, cut_to_fullest
-from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, round_up
 
 _ALONE = 0.9
 """Time of one stream on two cores, relative to one core. Measured values are 0.7 to 0.95, because blocks of attention

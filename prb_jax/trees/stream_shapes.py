@@ -25,8 +25,7 @@ from prb_jax.trees.packing import (
     total_reads,
     total_tokens,
 )
-from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, round_up
 
 READS_STEP = 16  # read places of a stream are a multiple of this
 LARGEST = 4  # to keep a large tree whole, a stream is at most this many times as long as usual

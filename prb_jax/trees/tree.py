@@ -19,6 +19,27 @@ EQUAL_SIDES: Final = "equal_after_template"  # entry of a summary or record with
 NAMED: Final = 10  # maximum number of listed comparisons with equal sides
 
 
+BLOCK = 128
+"""Tokens of a block of queries, and of a block of keys: the work on two such blocks fits the caches of a core."""
+
+CHUNK = 64
+"""Maximum tokens of a chunk of a recurrent layer: longer chunks need fewer steps but more products per step."""
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Round a size up to a multiple."""
+    return -(-size // multiple) * multiple
+
+
+Skip = Callable[[Sequence[int]], bool]
+"""Returns True if all scores of a batch of these indices are known, so the batch is not computed."""
+
+
+def skip_nothing(indices: Sequence[int]) -> bool:
+    """Return False: every batch needs scores."""
+    return False
+
+
 @dataclass(frozen=True)
 class Truncation:
     """Amounts of text cut from one comparison to fit its length limit."""

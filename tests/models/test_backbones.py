@@ -16,7 +16,8 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import _BUILTIN
 from prb_jax.models.config.family import ENCODERS, is_encoder
-from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.models.lora import init_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import bind, matrix_flops_per_token
 from prb_jax.models.quantization import quantization_form, quantize_params
 from tests.packed import packed_batch, read_trees

@@ -24,7 +24,8 @@ from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint,
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config, parse_config
 from prb_jax.models.grouped import combined, group_rows, grouped_product, spread
-from prb_jax.models.lora import LoraConfig, init_lora, merge_lora
+from prb_jax.models.lora import init_lora, merge_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.mixed_stacks import _division
 from prb_jax.models.model import bind, init_params, matrix_flops_per_token
 from prb_jax.models.named_shapes import shape_config
@@ -197,7 +198,7 @@ def test_broken_weights_of_mxfp4_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_attention_sinks_is_refused_by_name() -> None:
-    from prb_jax.models.attention.choice import choose_attention
+    from prb_jax.models.attention.streams import choose_attention
     from tests.models.attention.kernel_on_mesh import devices
 
     raw = json.loads(tiny_config(TINY_FAMILIES["gpt_oss"]).to_json_string(use_diff=False))

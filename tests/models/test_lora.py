@@ -10,7 +10,8 @@ import pytest
 from prb_jax.errors import PrbError
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.layers import project
-from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.lora import adapted_project, init_lora, merge_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import bind
 from tests.models.one_layer import layer_of
 from tests.packed import packed_batch, read_trees

@@ -14,7 +14,8 @@ import pytest
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.lora import adapted_project, init_lora, merge_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import bind
 from prb_jax.models.quantization import (
     FORMS,

@@ -14,7 +14,7 @@ from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
 from prb_jax.models.checkpoints.load import inspect_checkpoint, load_params
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.readouts.resolve import resolve_model
+from prb_jax.models.readouts.open_model import resolve_model
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch, read_trees
 from tests.parity.oracle import transformers_gradients, transformers_scores

@@ -17,8 +17,8 @@ from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import Linear
+from prb_jax.models.readouts.open_model import resolve_model
 from prb_jax.models.readouts.registry import ROWS
-from prb_jax.models.readouts.resolve import resolve_model
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import build_tree

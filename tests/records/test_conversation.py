@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from prb_jax.errors import DataError, PrbWarning
-from prb_jax.records import lines as json_lines
+from prb_jax.records import files as json_lines
 from prb_jax.records.comparison import Comparison, Message
-from prb_jax.records.conversation import Turns, turns_of
-from prb_jax.records.message import CONTEXT_FIELDS, NAME_FIELDS
+from prb_jax.records.conversation import CONTEXT_FIELDS, NAME_FIELDS, Turns, turns_of
 from prb_jax.records.sources.reading import open_comparisons, read_comparisons
 from tests.json_lines import write_lines
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prb_jax.errors import DataError, PrbWarning
-from prb_jax.records import lines as json_lines
+from prb_jax.records import files as json_lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.foreign_fields import nearest_field

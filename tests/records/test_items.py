@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.items import Held, Items, Joined, joined, windows
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row
+from prb_jax.records.items import Held, Items, joined, windows
+from prb_jax.records.joined import Joined
 from prb_jax.records.sources.large import LargeComparisons
 
 ALL = [Comparison(id=str(k), prompt="q", responses=["a", "b"], labels=[1.0, 0.0]) for k in range(7)]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax import cli
-from prb_jax.records import large_lines, lines
+from prb_jax.records import files, large_lines
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import Row
 from prb_jax.records.large_lines import JsonLines
-from prb_jax.records.lines import Row
 from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.runs.kind import RUN
 
@@ -64,7 +64,7 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
     def gone(self: Comparison) -> None:
         there.discard(id(self))
 
-    replace(lines, "LARGE", 1)
+    replace(files, "LARGE", 1)
     replace(large_lines, "BLOCK", block)
     replace(LargeComparisons, "placed", counted)
     replace(JsonLines, "__init__", begun)

@@ -12,8 +12,8 @@ import torch
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.models.readouts.open_model import resolve_model
 from prb_jax.models.readouts.registry import ROWS
-from prb_jax.models.readouts.resolve import resolve_model
 from prb_jax.scoring import reward_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.text.view import View

@@ -17,7 +17,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.quantization import FORMS
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.scoring import reward_model

@@ -12,9 +12,9 @@ import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.own_scorer import OwnScorer
-from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.view import View
-from prb_jax.trees.tree import ScoredBatch, Truncation
+from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 from tests.scoring.records import read_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import init_params
 from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
@@ -24,9 +24,8 @@ from prb_jax.training.trainer import USER
 from prb_jax.training.weights import trained_decoder
 from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_shapes import READS_STEP, pack_together
-from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import Tree, build_tree
+from prb_jax.trees.tree import BLOCK, Tree, build_tree
 from tests.training.tiny import CONFIG
 
 LORA = LoraConfig(rank=4, alpha=8.0)

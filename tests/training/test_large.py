@@ -9,7 +9,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.records import lines
+from prb_jax.records import files
 from prb_jax.records.sources.prepare import prepare
 from prb_jax.records.sources.prepared import PreparedComparisons
 from prb_jax.scoring.reader import Reader
@@ -51,7 +51,7 @@ def held(model, data, tmp_path_factory) -> Path:
 def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held(
     model, data, held, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(lines, "LARGE", 1)
+    monkeypatch.setattr(files, "LARGE", 1)
     prepare([str(data)], out=tmp_path / "data", splits=("train",))
     most: list[int] = []
     at = TreesOnDemand.at
@@ -75,12 +75,12 @@ def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held
 
 
 def test_raw_files_are_held_in_memory_or_refused_in_one_line(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LARGE", 1)
+    monkeypatch.setattr(files, "LARGE", 1)
     given = ["model=m", "validation.fraction=0", "limit=50"]
     settings = load_settings(default_config(), [*given, f"data={data}"])
     assert len(read_training_data(settings).train) == 50
     folder = prepare([str(data)], out=tmp_path / "data", splits=("train",)).folder
-    monkeypatch.setattr(lines, "HELD", 1)
+    monkeypatch.setattr(files, "HELD", 1)
     with pytest.raises(prb.DataError, match=r"pairs.jsonl: too large .* `prb prepare --data .* --out DIR`"):
         read_training_data(settings)
     prepared = read_training_data(load_settings(default_config(), [*given, f"data={folder}"])).train

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 from prb_jax.models.checkpoints.load import abstract_params
-from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.models.lora import init_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import bind
 from prb_jax.training.config import OptimizerSettings
 from prb_jax.training.weights import decay_mask, learning_rate, make_optimizer

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from prb_jax.runs.progress import Speed, show_progress
-from prb_jax.training.logs import _running_mean
+from prb_jax.training.curves import _running_mean
 from prb_jax.training.loop import MEAN_STEPS, Board, watch_signals
 
 

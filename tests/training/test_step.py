@@ -13,7 +13,7 @@ import pytest
 
 from prb_jax.errors import CheckpointError, PrbError
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.training.config import LossSettings, TrainSettings
 from prb_jax.training.losses import Extras, comparison_loss
 from prb_jax.training.microbatches import named_tree

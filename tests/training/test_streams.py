@@ -20,9 +20,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.models import decoder
-from prb_jax.models.attention import cudnn, reads, stream_kernel
+from prb_jax.models.attention import cudnn, stream_kernel
 from prb_jax.models.attention import streams as stream_program
-from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
@@ -158,7 +158,7 @@ def test_a_step_over_streams_is_that_of_comparisons_alone(
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
         state = taken(state, step_rows.ids, step=step, method=method)
         if attention.name == "many blocks" and layout is whole:
-            for module in (stream_program, reads, decoder):
+            for module in (stream_program, decoder):
                 monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
         if layout is not whole:
             one_each = [np.asarray([member]) for member in members]

@@ -5,9 +5,8 @@ import pytest
 
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.stream_tables import CHUNK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import build_tree
+from prb_jax.trees.tree import CHUNK, build_tree
 
 TAPS = 4
 

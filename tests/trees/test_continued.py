@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from prb_jax.trees.continued import PAGE, KeptPrefix, LaidBehind
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.tree import BLOCK
 
 LAYERS, HEADS, SIZE, KEPT, NEW = 2, 1, 3, 2 * BLOCK, 128
 

@@ -16,9 +16,8 @@ from prb_jax.trees.packing import (
     sort_trees,
 )
 from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
-from prb_jax.trees.stream_tables import BLOCK, BlockTable
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import Tree, build_tree
+from prb_jax.trees.streams import BlockTable, StreamBatch, make_stream_batch
+from prb_jax.trees.tree import BLOCK, Tree, build_tree
 from tests.trees.rankings import pairs_of_rankings
 
 

@@ -37,8 +37,7 @@ from prb_jax.platform.sharding import batch_sharding, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.stream_tables import round_up
-from prb_jax.trees.tree import Tree, common_run
+from prb_jax.trees.tree import Tree, common_run, round_up
 
 TAIL: Final = 32
 """Spare columns: for template tokens after a response, and for reward tokenizers that need more tokens for a text."""

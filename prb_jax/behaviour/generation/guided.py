@@ -37,7 +37,7 @@ from prb_jax.behaviour.generation.token_scores import (
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 TOGETHER = 16
 """Number of prompts whose chunk-guided texts are returned together."""

@@ -23,7 +23,7 @@ from prb_jax.behaviour.generation.reading import (
 from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.steps import Guidance, Program, Prompts, Rows, Stops
 from prb_jax.errors import MeshError, short_repr
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.streams import choose_attention
 from prb_jax.models.cache import (
     Moves,
     PrefixCache,
@@ -43,7 +43,7 @@ from prb_jax.platform.meshes import meet
 from prb_jax.platform.sharding import MESH_AXES, check_heads, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
 from prb_jax.trees.in_order import length_step
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 TREES_OF_A_UNIT = 8
 """How often the trees of a batch are refilled within a unit: often, so few rows idle at its end."""

@@ -23,14 +23,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.behaviour.generation.steps import NewPrompts, Program, Prompts
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.streams import choose_attention
 from prb_jax.models.cache import Moves, PrefixCache, StreamCache
 from prb_jax.models.decoder import Params
 from prb_jax.platform.sharding import batch_sharding, mesh_shape, partition_spec, to_global
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import stream_options
+from prb_jax.seams import get
 from prb_jax.trees.in_order import choose_length, fitting, full_streams, length_step
-from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
 from prb_jax.trees.packing import StreamOptions, StreamShape, packed_stream, sort_trees
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
@@ -54,7 +54,9 @@ def model_streams(program: Program, *, longest: int, response: int = 1) -> Strea
     config, mesh = program.config, program.mesh
     attention = choose_attention(mesh, program.dtype, program.attention, config=config)
     options = stream_options(config, mesh, attention)
-    return options if options.keys is None else with_key_layout(options, KeyLayout.of(longest, response))
+    if options.keys is None:
+        return options
+    return get("kernel tables", "lengths").value(options, longest=longest, response=response)
 
 
 def place_streams(batch: StreamBatch, mesh: Mesh, *, prompts: int = 0) -> StreamBatch:

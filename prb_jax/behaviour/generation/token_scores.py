@@ -28,7 +28,7 @@ from prb_jax.behaviour.generation.reading import model_streams, place_streams
 from prb_jax.behaviour.generation.steps import Program, token_rewards
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.metrics.policy_scores import TokenFacts
-from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.model import bind

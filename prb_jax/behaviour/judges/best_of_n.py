@@ -19,13 +19,8 @@ import numpy as np
 
 from prb_jax.behaviour.judges.candidates import Candidates, read_candidates
 from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import (
-    JudgeOptions,
-    check_options_used,
-    is_judge,
-    options_of_judge,
-    parse_judge,
-)
+from prb_jax.behaviour.judges.names import is_judge
+from prb_jax.behaviour.judges.options import JudgeOptions, check_options_used, options_of_judge, parse_judge
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
-from prb_jax.behaviour.judges.options import ALL_PAIRS, CIRCULAR, HALF, KNOCK_OUT, LOSS
+from prb_jax.behaviour.judges.names import ALL_PAIRS, CIRCULAR, HALF, KNOCK_OUT, LOSS
 from prb_jax.behaviour.judges.pairs import PairJudge, warn_of_one_letter
 from prb_jax.behaviour.judges.scorer import (
     Answer,

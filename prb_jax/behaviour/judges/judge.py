@@ -12,13 +12,11 @@ from prb_jax.behaviour.judges.chat import Drawing, InWords, open_chat
 from prb_jax.behaviour.judges.formats import GENERATIVE, TOKENS, find_generative
 from prb_jax.behaviour.judges.generative import open_generative
 from prb_jax.behaviour.judges.groups import GroupJudge
+from prb_jax.behaviour.judges.names import ALL_PAIRS, RUBRIC, SCORE
 from prb_jax.behaviour.judges.options import (
-    ALL_PAIRS,
     PAPERS,
     RANKING,
-    RUBRIC,
     RUBRICS,
-    SCORE,
     JudgeOptions,
     generative_of,
     parse_judge,

@@ -8,6 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prb_jax.behaviour.judges.formats import GENERATIVE, GenerativeModel, find_generative
+from prb_jax.behaviour.judges.names import (
+    ALL_PAIRS,
+    HALF,
+    KNOCK_OUT,
+    PAIRINGS,
+    PREFIXES,
+    RUBRIC,
+    SCORE,
+    TIES,
+)
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.records.options import option, section
 from prb_jax.records.reading import parse_json
@@ -15,8 +25,6 @@ from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.visible import TextProtocol
 
-SCORE: Final = "score"
-RUBRIC: Final = "rubric"
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
 RANKING: Final = "ranking"
 JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, RANKING, PAPER_SCORE, PAPER_RUBRIC, *GENERATIVE)
@@ -25,15 +33,6 @@ PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Protocols of the paper's scripts, which fix the whole prompt."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # protocols that show the true rubric of the data: upper bounds
 SINGLE = tuple(name for name, row in GENERATIVE.items() if row.single)  # generative models of one response
-PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC, "pairs:": str(TextProtocol.DEFAULT)}
-"""Maps the prefix of a judge's name to its protocol."""
-ALL_PAIRS, CIRCULAR, KNOCK_OUT = "all", "circular", "knock-out"
-PAIRINGS = (ALL_PAIRS, CIRCULAR, KNOCK_OUT)
-"""Which pairs of a group's responses a judge compares."""
-HALF, LOSS, MISSING = "half", "loss", "missing"
-TIES = (HALF, LOSS, MISSING)
-"""Value of a tie for both responses."""
-
 _WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # default to no posts
 
 
@@ -298,11 +297,6 @@ def generative_of(judge: JudgeName) -> GenerativeModel | None:
     row = find_generative(judge.model)
     asked = SCORE if row is not None and row.single else str(TextProtocol.DEFAULT)
     return row if judge.protocol == asked else None
-
-
-def is_judge(name: object) -> bool:
-    """Tell whether a reward is named as a judge."""
-    return isinstance(name, str) and name.startswith(tuple(PREFIXES))
 
 
 def parse_judge(name: str) -> JudgeName:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from prb_jax.behaviour.judges.judge import open_named_judge
-from prb_jax.behaviour.judges.options import SCORE, JudgeOptions, options_of_judge, parse_judge
+from prb_jax.behaviour.judges.names import SCORE
+from prb_jax.behaviour.judges.options import JudgeOptions, options_of_judge, parse_judge
 from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.models.readouts.load_options import LoadOptions

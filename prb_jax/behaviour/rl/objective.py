@@ -30,18 +30,17 @@ from prb_jax.behaviour.rl.numbers import (
 )
 from prb_jax.behaviour.rl.sections import LABELLED
 from prb_jax.behaviour.rl.settings import PpoSettings
-from prb_jax.models.attention.reads import take_places
-from prb_jax.models.attention.streams import walks
+from prb_jax.models.attention.streams import take_places, walks
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.head import LINEAR, dense
 from prb_jax.models.layers import without_unit_axes
-from prb_jax.models.lora import init_lora
 from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.models.parameter import ROUTER
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.sharding import constrainer
+from prb_jax.seams import get
 from prb_jax.training.memory import StepMemory, step_memory
 from prb_jax.training.step import TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
@@ -119,7 +118,8 @@ class Actor:
             elif settings.tuning == "full":
                 trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
             else:
-                trunk = init_lora(bind(self.config, params).layers, settings.lora, seed=settings.seed + 1)
+                start = get("projections", "start").value
+                trunk = start(bind(self.config, params).layers, settings.lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +26,6 @@ from prb_jax.behaviour.rl.numbers import adapted_coefficient
 from prb_jax.behaviour.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler
 from prb_jax.behaviour.rl.settings import PpoSettings, load_ppo_settings
-from prb_jax.behaviour.rl.watch import (
-    GoldWatch,
-    Rows,
-    check_held_out,
-    held_out_summary,
-    reason_to_stop,
-    write_held_out,
-)
 from prb_jax.errors import listed
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
@@ -41,6 +33,7 @@ from prb_jax.records.intake import Records
 from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
 from prb_jax.scoring.inputs import Inputs, read_inputs
 from prb_jax.scoring.open_scorer import Model
+from prb_jax.seams import get
 from prb_jax.training.data import Examples, Order, read_examples
 from prb_jax.training.logs import StepFile
 from prb_jax.training.loop import Loop, TrainResult, open_loop, write_summary
@@ -52,6 +45,9 @@ from prb_jax.training.record import (
     settings_with,
 )
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.behaviour.rl.watch import GoldWatch
 
 ADAPTER = "adapter"
 
@@ -122,7 +118,7 @@ def ppo(
     settings = settings.with_steps(len(comparisons))
     held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
     if held_out is not None:
-        check_held_out(held_out.comparisons, comparisons)
+        get("policies", "check held-out").value(held_out.comparisons, comparisons)
     learner = Learner(settings)
     wanted = {
         "reward": settings.reward if reward is None else reward,
@@ -157,9 +153,13 @@ def ppo(
 
         # The loop: see `learn_from_rollouts` for the phases of a step.
         loop = stack.enter_context(open_loop(path, learner, progress=progress))
-        watch = GoldWatch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
+        watch: GoldWatch | None = None
+        if (watched := measured if sampler else None) is not None or held_out is not None:
+            watch = get("policies", "watch").value(
+                path, step=loop.step, settings=settings.watch, gold=watched
+            )
         kept = None if loop.log is None else StepFile(path / ROLLOUTS, step=loop.step)
-        loop.files += [rows for rows in (kept, watch.rows) if rows is not None]
+        loop.files += [rows for rows in (kept, watch and watch.rows) if rows is not None]
         if opened is not None:
             loop.say(
                 f"reward: {opened.name}, which reads the {'rollouts' if sampler else 'texts for watch.data'} as text"
@@ -195,14 +195,12 @@ def ppo(
             learner.export(path / MODEL)
         if settings.tuning == "lora" and not there[1]:
             learner.export_adapter(path / ADAPTER)
-        texts: Rows = []
-        if held_out is not None and measured is not None:
-            texts = write_held_out(path, learner, held_out.comparisons, rewards)
+        if watch is not None and held_out is not None and measured is not None:
+            watch.write_held_out(learner, held_out.comparisons, rewards)
 
         def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            watch.finish(
-                inputs, algorithm=settings.algorithm, reward=opened, held_out=texts, plot=settings.log.plot
-            )
+            if watch is not None:
+                watch.finish(inputs, algorithm=settings.algorithm, reward=opened, plot=settings.log.plot)
             return {
                 "algorithm": settings.algorithm,
                 "reward": None if opened is None else opened.name,
@@ -213,7 +211,7 @@ def ppo(
                 "tokens_seen": int(sum(row["tokens"] for row in rows)),
                 "first": _means(rows[:1]),
                 "last_tenth": _means(rows[-max(1, len(rows) // 10) :]),
-                **({"held_out": held_out_summary(texts)} if texts else {}),
+                **(watch.summary() if watch is not None else {}),
                 "definitions": _DEFINITIONS,
             }
 
@@ -228,7 +226,7 @@ def learn_from_rollouts(
     *,
     sampler: Sampler,
     reward: Reward,
-    watch: GoldWatch,
+    watch: GoldWatch | None,
     kept: StepFile | None,
 ) -> dict[str, float]:
     """Make one step of a policy in named phases, and return its numbers. One batch goes through all of them.
@@ -240,7 +238,7 @@ def learn_from_rollouts(
       asked: Comparisons with these prompts.
       sampler: Draws the rollouts.
       reward: Scores the rollouts.
-      watch: Measures gold, if due.
+      watch: Measures gold, if due; None without gold.
       kept: File of some rollouts of some steps.
     """
     settings, number, coefficient = learner.settings, loop.step + 1, loop.facts["kl_coefficient"]
@@ -279,7 +277,9 @@ def learn_from_rollouts(
         "update_seconds": times[3] - times[2],
         **loop.rates(tokens=tokens),
     }
-    row |= watch.measure(number, asked, batch, kl=row["kl"])
+    row |= batch.distinct_words()
+    if watch is not None:
+        row |= watch.measure(number, asked, batch, kl=row["kl"])
     if settings.kl.target is not None:
         loop.facts = {
             "kl_coefficient": adapted_coefficient(
@@ -329,6 +329,7 @@ def _reason_to_stop(loop: Loop, settings: PpoSettings) -> str | None:
     if settings.watch.most_kl is None and settings.watch.window is None:
         return None
     rows = [] if loop.log is None else loop.log.rows
+    reason_to_stop = get("policies", "reason to stop").value
     return on_first_process(lambda: reason_to_stop(rows, settings.watch))
 
 

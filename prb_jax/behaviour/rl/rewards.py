@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
-from prb_jax.behaviour.judges.options import is_judge
+from prb_jax.behaviour.judges.names import is_judge
 from prb_jax.behaviour.rl.sections import ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import PrbError, RunError, quote
@@ -20,7 +20,6 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import flat_settings, from_flat
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.history import read_history
 from prb_jax.scoring.kinds import has_no_weights
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.remote import is_class_server, is_url
@@ -252,7 +251,7 @@ def open_reward(
             options = replace(options, **{name: getattr(scoring, name) for name in IMPLICIT})
     history = None
     if scoring.history is not None and (is_personalised(model) or getattr(model, "adapts", False)):
-        history = read_history(scoring.history.split(","))
+        history = get("evaluation", "history").value(scoring.history.split(","))
     scorer = open_scorer(cast(Model, model), options, recorded=True, history=history)
     if _is_fitted(scorer):
         scorer = replace(scorer, earlier=False)  # rollouts have no labels to learn a user from

@@ -65,6 +65,10 @@ class Rollouts:
         exact = ((self.logprobs - self.reference) * self.mask).sum(axis=-1)
         return {"kl": float(exact.mean()), "kl_per_token": float(exact.sum() / max(self.mask.sum(), 1.0))}
 
+    def distinct_words(self) -> dict[str, float]:
+        """Return the shares of distinct words and pairs of words in the rollouts."""
+        return {f"distinct_{n}": distinct(self.texts, n) for n in (1, 2)}
+
     def rows(self, step: int, comparisons: Sequence[Comparison], count: int) -> list[dict[str, Any]]:
         """Return the rollouts of the first ``count`` prompts of a step, counted from 1, as readable rows."""
         kl = (self.logprobs - self.reference).sum(axis=-1)
@@ -83,6 +87,17 @@ class Rollouts:
             for row, comparison in enumerate(comparisons[:count])
             for k, text in enumerate(self.texts[row])
         ]
+
+
+def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
+    """Return the share of distinct n-grams of words among all n-grams in these texts; 1 for texts without any."""
+    runs = [
+        tuple(words[place : place + n])
+        for rollouts in texts
+        for words in (text.split() for text in rollouts)
+        for place in range(len(words) - n + 1)
+    ]
+    return len(set(runs)) / len(runs) if runs else 1.0
 
 
 class Sampler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prb_jax.behaviour.judges.options import HALF, PAIRINGS, TIES
+from prb_jax.behaviour.judges.names import HALF, PAIRINGS, TIES
 from prb_jax.behaviour.rl.numbers import Aggregation, EndRule, Estimator, Ratio
 from prb_jax.models import Dtype, Together
 from prb_jax.records.options import Options, option, same_option, section

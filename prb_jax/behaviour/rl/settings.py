@@ -30,7 +30,7 @@ from prb_jax.behaviour.rl.sections import (
 )
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models import AttentionName, Dtype, Remat
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.records.config_files import build_settings, to_config_dict
 from prb_jax.records.options import check_given, flat_settings, option, same_option, section
 from prb_jax.training.config import EVENTS, LogSettings, RunOptions, TrainSettings

@@ -49,20 +49,23 @@ class GoldWatch:
 
     Attributes:
       rows: Measurements, in the first process of a run with gold.
+      texts: Rows of the texts for held-out prompts, once they are written.
     """
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
         self.out, self.settings, self.gold = out, settings, gold
+        self.texts: Rows = []
         self.rows = StepFile(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
 
     def measure(
         self, step: int, comparisons: Sequence[Comparison], batch: Rollouts, *, kl: float
     ) -> dict[str, float]:
-        """Return the metrics of a step, counted from 1, for `metrics.jsonl`: gold if it is due, and distinct words of
-        the rollouts. `kl` is the mean KL of a rollout."""
-        words = {f"distinct_{n}": distinct(batch.texts, n) for n in (1, 2)}
+        """Return the gold of a step, counted from 1, for `metrics.jsonl`; nothing if it is not due.
+
+        `kl` is the mean KL of a rollout.
+        """
         if self.gold is None or step % self.settings.every:
-            return words
+            return {}
         gold = self.gold.score(comparisons, batch.texts, step=step).values
         users = [comparison.user_id for comparison in comparisons]
         by_user: dict[str, list[float]] = {}
@@ -75,12 +78,12 @@ class GoldWatch:
             **mean_interval(batch.scores.mean(axis=1), users).to_json("reward_ci95"),
             "gold": float(gold.mean()),
             **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
-            **words,
+            **batch.distinct_words(),
             "gold_by_user": {user: [math.fsum(golds), len(golds)] for user, golds in by_user.items()},
         }
         if self.rows is not None:
             self.rows.write(row)
-        return {**words, "gold": row["gold"]}
+        return {"gold": row["gold"]}
 
     def finish(
         self,
@@ -88,7 +91,6 @@ class GoldWatch:
         *,
         algorithm: str,
         reward: Reward | None,
-        held_out: Rows,
         plot: bool,
     ) -> None:
         """Write `behaviour.json`: the gold of the last tenth of the measurements, and of the held-out prompts.
@@ -99,7 +101,6 @@ class GoldWatch:
           inputs: Inputs of the run: everything that determines the figure.
           algorithm: Algorithm of the run.
           reward: Reward that trained the policy; None for dpo and sft, which use the labels of the data instead.
-          held_out: Rows of :func:`write_held_out`.
           plot: Draws `overoptimisation.png`, if gold was measured.
 
         Raises:
@@ -108,7 +109,7 @@ class GoldWatch:
         gold = [] if self.rows is None else self.rows.rows
         if plot and gold and has_extra("report", PICTURE):
             draw_overoptimisation(self.out / PICTURE, gold)
-        if not (gold or held_out):
+        if not (gold or self.texts):
             return
         chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
         # Pairs chosen by a reward (`prb distil`) differ with the reward, so they are not a setting of the comparison.
@@ -131,11 +132,59 @@ class GoldWatch:
                 sizes = {"clusters": list(by_user), "sums": sums, "counts": counts}
                 last.append(Figure(name=f"{algorithm} gold", reward_model=identity, **sizes, **shared))
             figures.append(replace(pool(last), setting=setting))
-        for part, rows in _parts(held_out).items():
+        for part, rows in _parts(self.texts).items():
             users = [cluster_of(row["user_id"], row["id"]) for row in rows]
             values, name = [row["gold"] for row in rows], f"{algorithm} gold, {part}"
             figures.append(figure_of(values, users, name=name, identity=identity, **shared))
         write_behaviour(self.out, figures)
+
+    def write_held_out(
+        self, learner: Learner, comparisons: Sequence[Comparison], rewards: Mapping[str, Reward]
+    ) -> None:
+        """Draw `rollout.n` texts for each held-out prompt with the current weights, and write them with their scores.
+
+        A collective. The draws depend only on the weights, the prompts and the seed.
+
+        Raises:
+          RunError: a reward fails, or the file cannot be written.
+        """
+        settings, columns = learner.settings, learner.settings.rollout.max_new_tokens
+        sampler, together = Sampler(learner.policy, comparisons, settings), settings.batch.prompts
+        rows: Rows = []
+        for start in range(0, len(comparisons), together):
+            members = range(start, min(start + together, len(comparisons)))
+            # Training steps are numbered below `settings.steps`, so these draws use new random numbers.
+            drawn = sampler.draw(learner.params(), members, step=settings.steps + start, columns=columns)
+            asked = [comparisons[member] for member in members]
+            scores = {
+                name: reward.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
+                for name, reward in rewards.items()
+            }
+            rows += [
+                {
+                    "id": comparison.id,
+                    "user_id": comparison.user_id,
+                    "subset": comparison.subset,
+                    "rollout": k,
+                    "text": text,
+                    **{name: float(values[row, k]) for name, values in scores.items()},
+                }
+                for row, comparison in enumerate(asked)
+                for k, text in enumerate(drawn.texts[row])
+            ]
+        if process_index() == 0:
+            path = self.out / HELD_OUT
+            with writing(path), whole_file(path) as file:
+                file.writelines(map(json_line, rows))
+        self.texts = rows
+
+    def summary(self) -> dict[str, Any]:
+        """Return gold and any reward of the held-out texts, by part, with 95 % t intervals over users, JSON-ready."""
+        return (
+            {"held_out": {part: _figures(rows) for part, rows in _parts(self.texts).items()}}
+            if self.texts
+            else {}
+        )
 
 
 def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -> str | None:
@@ -160,17 +209,6 @@ def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -
             f"(means of {window} measurements)"
         )
     return None
-
-
-def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
-    """Return the share of distinct n-grams of words among all n-grams in these texts; 1 for texts without any."""
-    runs = [
-        tuple(words[place : place + n])
-        for rollouts in texts
-        for words in (text.split() for text in rollouts)
-        for place in range(len(words) - n + 1)
-    ]
-    return len(set(runs)) / len(runs) if runs else 1.0
 
 
 def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -209,47 +247,6 @@ def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]
             )
 
 
-def write_held_out(
-    out: Path, learner: Learner, comparisons: Sequence[Comparison], rewards: Mapping[str, Reward]
-) -> Rows:
-    """Draw `rollout.n` texts for each prompt with the current weights, and write and return them with their scores.
-
-    A collective. The draws depend only on the weights, the prompts and the seed.
-
-    Raises:
-      RunError: a reward fails, or the file cannot be written.
-    """
-    settings, columns = learner.settings, learner.settings.rollout.max_new_tokens
-    sampler, together = Sampler(learner.policy, comparisons, settings), settings.batch.prompts
-    rows: Rows = []
-    for start in range(0, len(comparisons), together):
-        members = range(start, min(start + together, len(comparisons)))
-        # Training steps are numbered below `settings.steps`, so these draws use new random numbers.
-        drawn = sampler.draw(learner.params(), members, step=settings.steps + start, columns=columns)
-        asked = [comparisons[member] for member in members]
-        scores = {
-            name: reward.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
-            for name, reward in rewards.items()
-        }
-        rows += [
-            {
-                "id": comparison.id,
-                "user_id": comparison.user_id,
-                "subset": comparison.subset,
-                "rollout": k,
-                "text": text,
-                **{name: float(values[row, k]) for name, values in scores.items()},
-            }
-            for row, comparison in enumerate(asked)
-            for k, text in enumerate(drawn.texts[row])
-        ]
-    if process_index() == 0:
-        path = out / HELD_OUT
-        with writing(path), whole_file(path) as file:
-            file.writelines(map(json_line, rows))
-    return rows
-
-
 def _parts(rows: Rows) -> dict[str, Rows]:
     """Return all rows as "held out", plus the rows of each subset by name if there are several; empty without rows."""
     subsets = dict.fromkeys(row["subset"] for row in rows)
@@ -259,15 +256,11 @@ def _parts(rows: Rows) -> dict[str, Rows]:
     return parts
 
 
-def held_out_summary(rows: Rows) -> dict[str, Any]:
-    """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
-    summary = {}
-    for part, part_rows in _parts(rows).items():
-        clusters = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
-        names = [name for name in ("reward", "gold") if name in part_rows[0]]
-        values = {name: np.asarray([row[name] for row in part_rows]) for name in names}
-        summary[part] = {"texts": len(part_rows), "users": len(set(clusters))} | {
-            name: {"value": float(column.mean()), **mean_interval(column, clusters).to_json()}
-            for name, column in values.items()
-        }
-    return summary
+def _figures(rows: Rows) -> dict[str, Any]:
+    clusters = [cluster_of(row["user_id"], row["id"]) for row in rows]
+    values = {name: np.asarray([row[name] for row in rows]) for name in ("reward", "gold") if name in rows[0]}
+    intervals = {
+        name: {"value": float(column.mean()), **mean_interval(column, clusters).to_json()}
+        for name, column in values.items()
+    }
+    return {"texts": len(rows), "users": len(set(clusters)), **intervals}

@@ -22,16 +22,15 @@ from prb_jax.measure.bench.rivals.transformers import TransformersScorer
 from prb_jax.measure.bench.scoring import score_pass
 from prb_jax.measure.bench.training import TreeTrainer
 from prb_jax.measure.bench.workload import synthetic_workload
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.streams import choose_attention
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.meshes import all_devices, make_mesh
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.packing import StreamShape, pack_streams
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import make_stream_batch
-from prb_jax.trees.tree import build_tree
+from prb_jax.trees.tree import BLOCK, build_tree, round_up
 
 _TREES = 4
 _PREFIX, _RESPONSE = 300, 40

@@ -35,7 +35,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.platform.sharding import mesh_shape
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 READOUT = "logit"
 

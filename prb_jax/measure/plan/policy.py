@@ -46,7 +46,7 @@ from prb_jax.measure.plan.program import (
 )
 from prb_jax.measure.plan.sampling import sampling_program
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.streams import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
@@ -57,7 +57,7 @@ from prb_jax.platform.sharding import mesh_shape
 from prb_jax.training import Tuning, step_flops
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 
 @dataclass(frozen=True, kw_only=True)

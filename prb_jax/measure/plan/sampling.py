@@ -18,7 +18,7 @@ from prb_jax.measure.plan.chips import PlanOptions, slice_of
 from prb_jax.measure.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.measure.plan.program import PlannedProgram, check_shape, placed
 from prb_jax.measure.plan.streams import BatchShape
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.streams import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import RECURRENT
@@ -28,7 +28,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.platform.sharding import mesh_shape, replicated
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import round_up
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError
 from prb_jax.models.attention.batched import steps_of_rounds
-from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION
 from prb_jax.models.flops import mixing_flops, seen_pairs, stream_flops
@@ -22,8 +22,7 @@ from prb_jax.scoring.batching import stream_options
 from prb_jax.training.losses import Extras
 from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.stream_tables import BlockTable
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.streams import BlockTable, StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 

@@ -26,7 +26,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.models.attention.walk import ATTENTION_RESULTS, LEAST_TOTAL, MASKED, StreamFacts
 from prb_jax.models.layers import float32_einsum, soft_capped
-from prb_jax.trees.stream_tables import BLOCK, query_order
+from prb_jax.trees.streams import query_order
+from prb_jax.trees.tree import BLOCK
 
 WALKED = 4
 """Number of blocks that each block of a round walks through per step."""

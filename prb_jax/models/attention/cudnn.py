@@ -1,7 +1,7 @@
 """Attention over packed streams on NVIDIA GPUs by cuDNN's fused attention.
 
 cuDNN supports explicit masks but not trees. Each call therefore computes one block of queries under an explicit mask.
-Its keys are the block itself and copies of the earlier keys in the block's table (:mod:`prb_jax.trees.stream_tables`).
+Its keys are the block itself and copies of the earlier keys in the block's table (:mod:`prb_jax.trees.streams`).
 The backward pass copies the keys again, a few blocks at a time, and adds up the gradients of the copies block by
 block. The keys of a block are distinct, so the sums need no atomic operations, unlike XLA's derivative of the copying.
 """
@@ -16,15 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import KeyLayout, KeyTable, with_key_layout
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.stream_tables import query_order
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.streams import StreamBatch, make_stream_batch, query_order
 from prb_jax.trees.tree import build_tree
 
 COPIED_TOKENS = 65_536

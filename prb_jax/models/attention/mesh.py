@@ -3,7 +3,7 @@
 The axis ``sequence`` splits the queries of a stream. Keys and values are gathered over this axis in each layer, and
 their gradients are summed over it. A token sees only earlier tokens, so the end of a long conversation needs most of
 the work. To balance it, a stream is cut into twice as many runs as there are parts, and each part computes one run
-from the front and one from the back (:func:`prb_jax.trees.stream_tables.query_order`).
+from the front and one from the back (:func:`prb_jax.trees.streams.query_order`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.platform.sharding import RULES, sequence_parts
-from prb_jax.trees.stream_tables import query_order
+from prb_jax.trees.streams import query_order
 
 _SEQUENCE = "sequence"
 
@@ -29,7 +29,7 @@ def over_mesh(attend: Callable[..., Any], mesh: Mesh | None, *, split: bool = Tr
         attend: Function of q [S, n, heads, H], k and v [S, N, G, H], facts of the queries and facts of the keys. It
             returns arrays [S, n, heads, ...]. Facts are trees of arrays [S, ...]. In facts of queries the next axis
             contains n tokens, their blocks, or parts, in the order of
-            :func:`prb_jax.trees.stream_tables.query_order`.
+            :func:`prb_jax.trees.streams.query_order`.
         mesh: Mesh that splits streams, heads and queries; None for one device.
         split: If True, split the queries; otherwise each part computes all queries.
     """

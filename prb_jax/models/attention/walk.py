@@ -2,7 +2,7 @@
 
 The query heads of a kv head are computed together, one block of queries at a time. Arrays are transposed, keys x
 queries: products need no transposition, and the maximum and sum of a softmax run over the leading axis, which
-vectorises. A block of queries walks through the blocks of keys in its table (:mod:`prb_jax.trees.stream_tables`) and
+vectorises. A block of queries walks through the blocks of keys in its table (:mod:`prb_jax.trees.streams`) and
 keeps a running maximum, sum and result. The mask is applied only to blocks that some query does not see completely.
 The loop bounds are data: one program serves all trees.
 
@@ -25,7 +25,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.models.layers import product, soft_capped, without_unit_axes
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.tree import BLOCK
 
 MASKED = -1e30
 """Finite substitute for minus infinity: a query with only masked keys (padding) averages over them instead of giving
@@ -46,7 +46,7 @@ the caches."""
 class StreamFacts(NamedTuple):
     """Visibility between the tokens of a stream, int32."""
 
-    # for blocks of queries: the stream's table; see :class:`prb_jax.trees.stream_tables.BlockTable`
+    # for blocks of queries: the stream's table; see :class:`prb_jax.trees.streams.BlockTable`
     keys: jax.Array
     counts: jax.Array
     places: jax.Array  # [blocks, C], places of the C queries of each block

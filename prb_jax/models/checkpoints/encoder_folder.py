@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from prb_jax.models.checkpoints.fill import match_tensors
 from prb_jax.models.checkpoints.load import (
     LoadedParams,
     LoadReport,
@@ -17,7 +18,6 @@ from prb_jax.models.checkpoints.load import (
     inspect_checkpoint,
     load_params,
 )
-from prb_jax.models.checkpoints.matching import match_tensors
 from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config

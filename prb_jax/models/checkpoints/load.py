@@ -23,12 +23,17 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from prb_jax.errors import CheckpointError, MeshError, PrbWarning, short_repr
-from prb_jax.models.checkpoints.fill import fill_leaf, parts_by_bounds
+from prb_jax.models.checkpoints.fill import (
+    Match,
+    fill_leaf,
+    match_tensors,
+    parts_by_bounds,
+)
 from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.models.checkpoints.locate import is_exported
-from prb_jax.models.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
 from prb_jax.seams import get
 
 if TYPE_CHECKING:
@@ -189,8 +194,9 @@ def load_params(
     ):
         stored = index.files[0].parent
         checked = aside.submit(get("models", "exported").value, stored) if is_exported(stored) else None
-        if isinstance(config, DecoderConfig):
-            check_tied_embeddings(index, config, reader=reader)
+        tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
+        if tied and OUTPUT_EMBEDDING_KEY in index.tensors:
+            get("models", "tied embeddings").value(index, config, reader=reader)
         # The largest leaf first: while its shard is transferred, little else is in memory.
         for leaf in sorted(match.leaves, key=lambda leaf: -local_size(leaf)):
             given: Any = {"sharding": chosen[leaf.path], "reader": reader, "pool": pool}

@@ -34,8 +34,7 @@ from prb_jax.models.config.fields import (
     choose_dtype,
 )
 from prb_jax.models.head import LINEAR, Head
-from prb_jax.models.layers import Activation
-from prb_jax.models.rope import RopeConfig, parse_ropes
+from prb_jax.models.layers import Activation, RopeConfig, parse_ropes
 from prb_jax.platform.paths import folder_hint
 from prb_jax.records.reading import read_object
 from prb_jax.seams import get
@@ -127,7 +126,7 @@ class DecoderConfig:
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
     head: Head = LINEAR
     """Read-out; parsing sets the linear head of ``*ForSequenceClassification``
-    (:func:`prb_jax.models.readouts.resolve.resolve_model` finds others)."""
+    (:func:`prb_jax.models.readouts.open_model.resolve_model` finds others)."""
     layout: WeightLayout = STANDARD
 
     __repr__ = short_repr

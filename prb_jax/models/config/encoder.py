@@ -16,7 +16,7 @@ from prb_jax.models.config.family import ENCODERS
 from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, WITHOUT_EFFECT, FieldReader
 from prb_jax.models.encoder_layers import ACTIVATIONS, EncoderActivation
 from prb_jax.models.head import Head
-from prb_jax.models.rope import RopeConfig
+from prb_jax.models.layers import RopeConfig
 
 _IGNORED = (
     (r"(.*\.)?position_ids", "counts the positions"),

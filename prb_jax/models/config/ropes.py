@@ -16,7 +16,7 @@ from typing import Any, cast
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.family import Family
 from prb_jax.models.config.fields import FieldReader
-from prb_jax.models.rope import RopeConfig, RopeType
+from prb_jax.models.layers import RopeConfig, RopeType
 from prb_jax.seams import get
 
 _LENGTH = "original_max_position_embeddings"

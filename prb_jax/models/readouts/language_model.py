@@ -9,13 +9,12 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.locate import ModelFolder
 from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.config.decoder import parse_config, read_raw_config
-from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.family import is_encoder
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import OpenedModel, located, open_model
-from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.open_model import OpenedModel, ResolvedModel, located, open_model
 from prb_jax.models.readouts.row import ModelRow
 from prb_jax.models.vocabulary_heads import LanguageHead
+from prb_jax.seams import get
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
 """Row of a ``*ForCausalLM``; not in the table because it has no reward."""
@@ -38,7 +37,10 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
             f"{where}: expected a causal language model, found the encoder {raw['model_type']}"
         )
     config = parse_config(raw, where=where)
-    expected, found = FAMILIES[config.model_type].language_model, config.architectures[:1]
+    expected, found = (
+        get("tables", "families").value[config.model_type].language_model,
+        config.architectures[:1],
+    )
     if found != (expected,):
         raise CheckpointError(
             f"{where}: architectures: expected {quote(expected)}, found {quote(found[0] if found else None)}: a policy "
@@ -67,7 +69,7 @@ def open_reward_or_language_model(
     """
     folder = located(model, options)
     raw = read_raw_config(folder.path)
-    family = FAMILIES.get(str(raw.get("model_type")))
+    family = get("tables", "families").value.get(str(raw.get("model_type")))
     causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model
     try:
         return open_model(folder, options), ""

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import HeadedDecoder, add_beside
 from prb_jax.models.parameter import arrays
@@ -22,9 +22,8 @@ from prb_jax.models.readouts.score_tree import stream_rewards
 from prb_jax.platform.sharding import mesh_shape, on_any_mesh
 from prb_jax.seams import get
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import BLOCK, Tree, round_up
 
 if TYPE_CHECKING:
     from prb_jax.models.model import Config

@@ -1,8 +1,8 @@
-"""Opening of a model: everything known before weights are read."""
+"""Opening of a model: its configuration, its read-out and everything else that is known before weights are read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,14 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
-from prb_jax.models.config.decoder import read_raw_config
+from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
 from prb_jax.models.config.family import is_encoder, refuse_encoder
-from prb_jax.models.config.fields import choose_dtype
-from prb_jax.models.head import PAPER_READOUT, choose_readout
+from prb_jax.models.config.fields import FieldReader, choose_dtype
+from prb_jax.models.head import PAPER_READOUT, READOUTS, Linear, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.seams import get
+from prb_jax.text.template import TextRules
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,79 @@ if TYPE_CHECKING:
     from prb_jax.models.model import Config
     from prb_jax.models.readouts.row import ModelRow
     from prb_jax.text.pair_tokenizer import PairTokenizer
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """Model in a folder."""
+
+    config: DecoderConfig  # decoder with its head and tensor names
+    row: ModelRow  # matching row of the table
+    # rule for the reward, if the user named one of :data:`prb_jax.models.head.READOUTS`
+    rule: str | None = None
+    # True if the checkpoint's head is ignored and the head of the configuration must be initialised
+    new_head: bool = False
+
+    @property
+    def readout(self) -> str | None:
+        """Name of a non-linear read-out, in the form of ``--readout``; None for a linear one, which has rules
+        instead."""
+        head = self.config.head
+        if together := getattr(head, "together", None):
+            return f"{self.row.name}:{together}"
+        return None if isinstance(head, Linear) else self.row.name
+
+    @property
+    def text(self) -> TextRules:
+        """Text rules in addition to the chat template."""
+        if self.row.append_field is None:
+            return self.row.text
+        fields = FieldReader(self.config.original, f"{self.row.name}: config.json")
+        if not fields.has(self.row.append_field):
+            return self.row.text
+        given = fields.integer(self.row.append_field, minimum=0, maximum=2**31 - 1)
+        return replace(self.row.text, append_id=given)
+
+
+def resolve_model(
+    folder: str | Path, *, name: str = "", readout: str | None = None, new_head: bool = False
+) -> ResolvedModel:
+    """Return the configuration of a model folder with its read-out.
+
+    Candidates are, in this order: the row named by ``readout``; a row recognised only by the model's name; the first
+    row with classes, tensors and fields of the folder; a ``*ForSequenceClassification``.
+
+    Args:
+      folder: Folder with ``config.json`` and weights.
+      name: Name given by the user: a hub id, or the folder.
+      readout: Row of the table; row of a process model with the reduction of steps, e.g. ``qwen2-prm:min``;
+        ``steps:ID`` or ``steps:ID:min`` for two labels at every token with this id;
+        ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``; or a rule for several labels.
+      new_head: If True, open a model without a linear head of one output with such a head, to be initialised later.
+
+    Raises:
+      CheckpointError: The read-out or architecture is unknown, or the head is missing or does not fit; the message
+        names the tensor or field and the remedy.
+    """
+    where = str(Path(folder) / "config.json")
+    raw = read_raw_config(folder)
+    refuse_encoder(raw, where=where)
+    rule = readout if readout in READOUTS else None
+    asked = None if readout == rule else get("models", "named readout").value(readout)
+    found = get("models", "recognised").value(Path(folder), raw, name=name or str(folder), asked=asked)
+    try:
+        if found.as_written:
+            config = parse_config(raw, where=where)
+            refuse_language_model(config, where=where)
+        else:
+            config = found.configured()
+    except CheckpointError as error:
+        if new_head:
+            return found.with_new_head(None)
+        raise found.explained(error) from None
+    if new_head and not (config.num_labels == 1 and found.has_one_row(config)):
+        return found.with_new_head(config.head)
+    return ResolvedModel(config, found.row, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +219,7 @@ def open_model(
       model: Model as for :func:`prb_jax.load`, except baselines; or a located folder.
       options: Options of the user.
       new_head: If True, a decoder without a usable linear head gets a new one; see
-        :func:`prb_jax.models.readouts.resolve.resolve_model`.
+        :func:`prb_jax.models.readouts.open_model.resolve_model`.
 
     Raises:
       CheckpointError: The model cannot be used; the message names file, tensor or field.

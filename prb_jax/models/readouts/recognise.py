@@ -16,7 +16,7 @@ from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, WeightLayout, parse_config, read_raw_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear
-from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.open_model import ResolvedModel
 from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.models.vocabulary_heads import Vocabulary, is_one_row
 from prb_jax.plugins import errors_of

@@ -1,7 +1,7 @@
 """Table of open reward models: one row per family, with rules of recognition and the read-out.
 
 A model that fits an existing primitive (:mod:`prb_jax.models.readouts.heads`) needs only one more row here. Rows are
-tried in the order of the table; see :func:`prb_jax.models.readouts.resolve.resolve_model`.
+tried in the order of the table; see :func:`prb_jax.models.readouts.open_model.resolve_model`.
 """
 
 from __future__ import annotations

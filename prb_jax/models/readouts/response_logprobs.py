@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models import Together
-from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params, decode_stream
 from prb_jax.models.model import bind

@@ -14,8 +14,7 @@ from prb_jax.errors import DataError, PrbWarning, listed
 from prb_jax.records import benchmarks, fields
 from prb_jax.records.benchmarks.benchmark import EVERY, Benchmark, Place, Published, Rows
 from prb_jax.records.field_names import RECORD_FIELDS
-from prb_jax.records.files import has_known_suffix
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row, has_known_suffix
 from prb_jax.records.sources.folders import HubSource
 from prb_jax.records.sources.source import Digest, FileSource, Source
 from prb_jax.seams import get

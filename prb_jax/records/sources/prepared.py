@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.records import lines
+from prb_jax.records import files as local_files
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.files import file_digest
+from prb_jax.records.files import Row, file_digest
 from prb_jax.records.items import Items
-from prb_jax.records.lines import Row
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.sources.source import Digest, Source
 
@@ -51,7 +50,7 @@ class PreparedSource(Source):
     def large_files(self, *, split: str) -> Sequence[Path]:
         files = self.files(split=split)
         size = sum(file.stat().st_size for file in files)
-        return files if size > lines.LARGE or tokens_folder(Path(self.name)) is not None else []
+        return files if size > local_files.LARGE or tokens_folder(Path(self.name)) is not None else []
 
     def stored(self, *, split: str) -> PreparedComparisons:
         return PreparedComparisons(self.name, split=split)

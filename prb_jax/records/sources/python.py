@@ -10,8 +10,8 @@ from typing import Any
 from prb_jax.errors import DataError, PrbError
 from prb_jax.plugins import python_value
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import Row
 from prb_jax.records.intake import given_rows
-from prb_jax.records.lines import Row
 from prb_jax.records.sources.source import Digest, Source
 
 

@@ -13,10 +13,9 @@ from prb_jax.errors import DataError, quote
 from prb_jax.platform.paths import is_path, localised, near_path
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
-from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix
+from prb_jax.records.files import SUFFIXES, Row, file_digest, has_known_suffix, is_large
 from prb_jax.records.intake import MODEL_FIRST, Records, given_rows, read_records
 from prb_jax.records.items import Held, Items
-from prb_jax.records.lines import Row, is_large
 from prb_jax.records.sources.source import FileSource, Source, same_subset
 from prb_jax.seams import get, is_python_value, names
 
@@ -77,7 +76,7 @@ def open_comparisons(
 ) -> Items[Comparison]:
     """Like ``read_comparisons``, but comparisons of large files are read sequentially on access.
 
-    JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.records.lines.LARGE`` bytes are
+    JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.records.files.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
     """
     opened = resolve(source, split=split)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import RECORD, FieldNames
-from prb_jax.records.files import read_rows
-from prb_jax.records.lines import Row, is_large
+from prb_jax.records.files import Row, is_large, read_rows
 
 if TYPE_CHECKING:
     from prb_jax.records.items import Items

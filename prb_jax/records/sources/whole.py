@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from prb_jax.errors import DataError
-from prb_jax.records import lines
+from prb_jax.records import files as local_files
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import Row, unpacked_size
 from prb_jax.records.items import Held, Items
-from prb_jax.records.lines import Row, unpacked_size
 from prb_jax.records.sources.reading import each_comparison, each_row, large_files_of, resolve
 
 
@@ -26,7 +26,7 @@ def find_comparisons(
     files = large_files_of(opened, split=split)
     if files and (stored := opened.stored(split=split)) is not None:
         return stored
-    if sum(map(unpacked_size, files)) > lines.HELD:
+    if sum(map(unpacked_size, files)) > local_files.HELD:
         raise DataError(
             f"{source}: too large for memory, and raw files have no random access: run `prb prepare --data {source} "
             f"--split {split} --out DIR` once, and use DIR instead"

@@ -18,9 +18,8 @@ from prb_jax.models.config.family import is_encoder
 from prb_jax.models.head import Linear
 from prb_jax.models.readouts.language_model import open_reward_or_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.open_model import open_model
+from prb_jax.models.readouts.open_model import ResolvedModel, open_model
 from prb_jax.models.readouts.recognise import class_names
-from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.text_encoder import read_pooling
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.personal.prompts import load_prompts

@@ -14,11 +14,11 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.family import RECURRENT
 from prb_jax.models.head import Linear
+from prb_jax.models.layers import RopeConfig
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Steps
-from prb_jax.models.readouts.resolve import ResolvedModel
+from prb_jax.models.readouts.open_model import ResolvedModel
 from prb_jax.models.readouts.text_encoder import Pooling
-from prb_jax.models.rope import RopeConfig
 from prb_jax.models.vocabulary_heads import LanguageHead, Vocabulary
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.reader import Reader

@@ -21,16 +21,15 @@ import numpy as np
 
 from prb_jax.errors import RunError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import Turns, is_rendered, turns_of
-from prb_jax.records.message import Message
+from prb_jax.records.conversation import Message, Turns, is_rendered, turns_of
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
-from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.trained_view import served_view
 from prb_jax.text.view import ChosenView, View, ViewOptions
 from prb_jax.text.visible import TextProtocol, visible
-from prb_jax.trees.tree import ScoredBatch, Truncation
+from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 if TYPE_CHECKING:
     import httpx  # slow to import, so functions import it

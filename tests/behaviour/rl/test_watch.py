@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.behaviour.rl.rollouts import distinct
 from prb_jax.behaviour.rl.sections import WatchSettings
-from prb_jax.behaviour.rl.watch import distinct, reason_to_stop
+from prb_jax.behaviour.rl.watch import reason_to_stop
 from prb_jax.runs.behaviour import read_behaviour
 from tests.behaviour.rl.tiny import (
     BANDIT,

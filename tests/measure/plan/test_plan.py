@@ -34,10 +34,10 @@ from prb_jax.measure.plan.program import executed_flops, scoring_program, traini
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, drawn_trees, planned_streams
 from prb_jax.measure.plan.tables import plan_table, sweep_table
 from prb_jax.models import decoder
-from prb_jax.models.attention import reads, streams
-from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention import streams
+from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.named_shapes import read_model, shape_config
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.training import step_flops
@@ -151,7 +151,7 @@ def test_products_are_recomputed_only_if_a_step_does_not_fit(asked: Any, fitting
 @pytest.fixture
 def batched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The XLA program for accelerators, whose loops of unknown length a plan counts, on this machine."""
-    for module in (streams, reads, decoder):
+    for module in (streams, decoder):
         monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
 
 

@@ -84,11 +84,10 @@ def main(meshes: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     from prb_jax.commands.process import enable_compilation_cache
-    from prb_jax.models.attention import reads, streams
+    from prb_jax.models.attention import streams
     from prb_jax.models.attention.cudnn import cudnn_stream_attention
-    from prb_jax.models.attention.reads import attend_from_stream_reads
     from prb_jax.models.attention.stream_kernel import kernel_attention
-    from prb_jax.models.attention.streams import stream_attention
+    from prb_jax.models.attention.streams import attend_from_stream_reads, stream_attention
     from prb_jax.platform.meshes import make_mesh
     from prb_jax.platform.sharding import batch_sharding, partition_spec
     from tests.models.compiled import text_for_cuda
@@ -116,7 +115,7 @@ def main(meshes: list[str]) -> None:
         mesh = make_mesh(text)
         parts = mesh.shape["sequence"]
         for name, attend in {"walk": by_xla, "batched": by_xla, "kernel": kernel, "cudnn": cudnn}.items():
-            streams.walks = reads.walks = lambda batch, mesh, name=name: name == "walk"
+            streams.walks = lambda batch, mesh, name=name: name == "walk"
             found[f"{name} {text}"] = compared(attend, mesh, batch_for(name, parts), batch_for(name, 1))
         place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", "tokens", "heads", None)))
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=place) for x in inputs(TOKENS, 32)[:3]]

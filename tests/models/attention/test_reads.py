@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models import decoder
-from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.streams import take_places
 from prb_jax.models.decoder import decode_stream
 from prb_jax.models.model import bind, init_params
 from prb_jax.trees.tree import build_tree

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention import batched, reads, streams
-from prb_jax.models.attention.reads import (
+from prb_jax.models.attention import batched, streams
+from prb_jax.models.attention.streams import (
     MANY_READS,
     READS,
     READS_OF_A_BLOCK,
     attend_from_stream_reads,
+    stream_attention,
 )
-from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.attention.walk import MASKED
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import States
@@ -28,9 +28,8 @@ from prb_jax.models.model import init_params
 from prb_jax.models.readouts.heads import along, at_pattern
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import build_tree
+from prb_jax.trees.tree import BLOCK, build_tree
 from tests.models.compiled import jit, largest_square
 from tests.models.test_decoder import family_config
 from tests.packed import batch_alone, packed_batch, read_trees
@@ -68,8 +67,7 @@ def dense(
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The program for CPUs, and that for accelerators in rounds of five blocks with a rest."""
     if request.param == "batched":
-        for module in (streams, reads):
-            monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
+        monkeypatch.setattr(streams, "walks", lambda batch, mesh: False)
         monkeypatch.setattr(batched, "SCORE_BYTES", 5 * 4 * 8 * batched.WALKED * BLOCK**2)
     return request.param
 

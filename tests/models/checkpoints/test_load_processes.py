@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.lora import LoraConfig
+from prb_jax.models.lora_config import LoraConfig
 from tests.plain_process import free_port
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model

@@ -11,7 +11,7 @@ import pytest
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.rope import RopeConfig, inverse_frequencies
+from prb_jax.models.layers import RopeConfig, inverse_frequencies
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 SMALL: dict[str, Any] = {

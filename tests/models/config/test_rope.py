@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.rope import RopeConfig, inverse_frequencies, rotary_angles
+from prb_jax.models.layers import RopeConfig, inverse_frequencies, rotary_angles
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -15,7 +15,7 @@ from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.checkpoints.weight_index import SliceReader, index_folder
 from prb_jax.models.quantization import FORMS, quantize_params
-from prb_jax.models.readouts.resolve import resolve_model
+from prb_jax.models.readouts.open_model import resolve_model
 from tests.models.readouts.checkpoints import case_of
 from tests.parity.reward_models import write_case
 

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import inspect_checkpoint
 from prb_jax.models.checkpoints.locate import fingerprint
+from prb_jax.models.readouts.open_model import resolve_model
 from prb_jax.models.readouts.recognise import class_names
 from prb_jax.models.readouts.registry import REGISTRY, ROWS
-from prb_jax.models.readouts.resolve import resolve_model
 from tests.models.readouts.checkpoints import case_of
 from tests.parity.reward_models import write_case
 

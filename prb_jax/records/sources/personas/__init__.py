@@ -27,7 +27,7 @@ from typing import Any
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.lines import Row
+from prb_jax.records.files import Row
 from prb_jax.records.sources.personas.design import Ceilings
 from prb_jax.records.sources.personas.generate import PARTS, SINGLE_PARTS, Personas, generate
 from prb_jax.records.sources.personas.satisfaction import satisfaction, shown_levels
