@@ -215,7 +215,7 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
     if remarks:
         more = "; see summary.json" if len(remarks) > _MOST_REMARKS else ""
         yield "; ".join(remarks[:_MOST_REMARKS]) + (
-            f"; and {len(remarks) - _MOST_REMARKS} more remarks{more}" if more else ""
+            f"; and {counted(len(remarks) - _MOST_REMARKS, 'more remark')}{more}" if more else ""
         )
 
 
