@@ -15,6 +15,8 @@ EXAMPLES = [
 ]
 NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",)}
 PICTURES = {
+    "audit": ("audit.html", "audit.svg"),
+    "compare": ("leaderboard.html", "leaderboard.svg"),
     "benchmarks": ("sums.html", "benchmarks.svg"),
     "people": ("people.html", "people.svg"),
 }

@@ -106,7 +106,8 @@ def folder_hint(folder: Path) -> str:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kind = json.loads(record.read_text(encoding="utf-8")).get("kind")
             if str(kind).startswith("prb_jax "):
-                parts.append(f"it is a run of the kind {kind.removeprefix('prb_jax ')!r}")
+                shows = f" (`prb audit {folder} --report` shows it)" if kind == "prb_jax audit" else ""
+                parts.append(f"it is a run of the kind {kind.removeprefix('prb_jax ')!r}{shows}")
                 break
     for what, names in (("models", ("config.json", "train.json")), ("runs", ("run.json",))):
         inside = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
