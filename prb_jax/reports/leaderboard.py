@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from prb_jax.errors import RunError
 from prb_jax.metrics.coverage import chance
+from prb_jax.platform.paths import near_path
 from prb_jax.records.benchmarks.benchmark import AGGREGATES, organisation_and_name
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.schema import check_schema
@@ -58,7 +59,8 @@ def leaderboard(
     if out is not None:
         check_page(out)
     if not top.is_dir():
-        raise RunError(f"{top}: expected a folder with runs, found {'a file' if top.exists() else 'nothing'}")
+        found = "a file" if top.exists() else f"nothing{near_path(top)}"
+        raise RunError(f"{top}: expected a folder with runs, found {found}")
     entries = []
     for path in sorted(top.rglob(RUN)):
         found = read_json(path, error=RunError)
