@@ -13,14 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.lines import Row
 from prb_jax.seams import get
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from prb_jax.records.large_lines import JsonLines
 
 One = TypeVar("One")
@@ -124,6 +124,8 @@ class Joined(Items[Any]):
 
     def __init__(self, parts: Sequence[Any], places: np.ndarray | None = None) -> None:
         self._parts = parts
+        import numpy as np  # slow to import
+
         self._starts = list(itertools.accumulate(map(len, parts), initial=0))
         self.places = np.arange(self._starts[-1]) if places is None else places
 
@@ -137,6 +139,8 @@ class Joined(Items[Any]):
         """Return all items, or `count` evenly spaced ones."""
         if len(self) <= count:
             return self
+        import numpy as np
+
         return [self[int(place)] for place in np.linspace(0, len(self) - 1, count).round()]
 
     def __getitem__(self, index: Any) -> Any:

@@ -16,7 +16,8 @@ from prb_jax.behaviour.judges.best_of_n import best_of_n
 from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.building.auditing.folder import open_folder, read_folder
 from prb_jax.errors import PrbError
-from prb_jax.personal.features import FeatureOptions, open_features
+from prb_jax.personal.feature_options import FeatureOptions
+from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.saved import read_fitted, read_states
 from prb_jax.reports.comparison import render_comparison
