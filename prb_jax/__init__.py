@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from prb_jax.building.settings import BuildSettings
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.models.readouts.load_options import LoadOptions
-    from prb_jax.personal.features import FeatureOptions, FeatureStore
+    from prb_jax.personal.feature_options import FeatureOptions
+    from prb_jax.personal.features import FeatureStore
     from prb_jax.plugins import register_plugin
     from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.records.sources.prepare import Prepared, prepare
@@ -96,7 +97,8 @@ _HOMES = {
         "behaviour.judges.distil": "Distilled distil",
         "behaviour.judges.judge": "judge",
         "behaviour.judges.options": "JudgeOptions",
-        "personal.features": "FeatureOptions FeatureStore",
+        "personal.feature_options": "FeatureOptions",
+        "personal.features": "FeatureStore",
         "scoring.personalised": "PersonalisedModel",
         "plugins": "register_plugin",
         "models.readouts.load_options": "LoadOptions",

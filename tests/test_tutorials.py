@@ -1,7 +1,8 @@
-"""Every command of every tutorial runs, in the order of the pages, and prints what the page shows."""
+"""Every command of every worked example runs, in the order of the pages, and prints what the page shows."""
 
 import difflib
 import itertools
+import re
 
 import pytest
 
@@ -9,8 +10,18 @@ from tests.test_docs_site import NAV, pages
 from tests.tutorial_pages import ROOT, blocks, follow, has_shape, shape
 
 TUTORIALS = [ROOT / "docs" / name for name in pages(NAV["Tutorials"]) if not name.endswith("index.md")]
+EXAMPLES = [
+    page for page in sorted((ROOT / "docs").glob("*.md")) if "bash" in {one.language for one in blocks(page)}
+]
 NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",)}
-each_tutorial = pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+PICTURES = {
+    "audit": ("audit.html", "audit.svg"),
+    "compare": ("leaderboard.html", "leaderboard.svg"),
+    "benchmarks": ("sums.html", "benchmarks.svg"),
+    "people": ("people.html", "people.svg"),
+}
+"""By page: a page of results that its commands write, and the picture of the results in docs/."""
+each_page = pytest.mark.parametrize("page", TUTORIALS + EXAMPLES, ids=lambda page: page.stem)
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +32,36 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@each_tutorial
-def test_commands_run_and_print_what_the_page_shows(page, folder):
+@each_page
+def test_commands_run_and_print_what_the_page_shows(page, folder, monkeypatch):
     for module in NEEDS.get(page.stem, ()):
         pytest.importorskip(module)
-    if page != TUTORIALS[0] and not (folder / "runs" / "quickstart").is_dir():
-        list(follow(TUTORIALS[0], folder))  # all pages use its models
+    uses_quickstart = page != TUTORIALS[0] and "runs/quickstart" in page.read_text(encoding="utf-8")
+    if uses_quickstart and not (folder / "runs" / "quickstart").is_dir():
+        list(follow(TUTORIALS[0], folder))
     for block in follow(page, folder):
         assert has_shape(block.shown, block.text), "\n".join(
             difflib.unified_diff(shape(block.text), shape(block.shown), "the page", "printed", lineterm="")
         )
+    if page.stem in PICTURES:
+        monkeypatch.syspath_prepend(ROOT / "docs")
+        from report_picture import picture  # pyright: ignore[reportMissingImports]
+
+        results, drawn = PICTURES[page.stem]
+        now, before = (
+            picture((folder / results).read_text("utf-8")),
+            (ROOT / "docs" / drawn).read_text("utf-8"),
+        )
+        assert labels(now) == labels(before)
 
 
-@each_tutorial
+def labels(svg: str) -> set[str]:
+    """Return the texts of a picture without their numbers, and without the sentence, whose lines break elsewhere."""
+    texts = re.findall(r"<text (?!class=\"answer\")[^>]*>(.*?)</text>", svg)
+    return {" ".join(shape(text)) for text in texts}
+
+
+@each_page
 def test_a_page_shows_outputs_and_its_programs_compile(page):
     found = blocks(page)
     assert {"bash", "text"} <= {block.language for block in found}
@@ -44,7 +72,12 @@ def test_a_page_shows_outputs_and_its_programs_compile(page):
     for block in found:
         if block.language == "python":
             compile(block.text, str(block.title), "exec")
-            assert "".join(other.text for other in found if other.language == "bash").count(block.title) == 1
+            assert (
+                "".join(other.text for other in found if other.language == "bash").count(
+                    f"python {block.title}"
+                )
+                == 1
+            )
 
 
 def test_every_tutorial_has_its_place():

@@ -39,7 +39,7 @@ def blocks(page: Path) -> list[Block]:
 
 def follow(page: Path, folder: Path) -> Iterator[Block]:
     """Write the files and run the commands of a page in this folder; yield its outputs with what was printed."""
-    for name in ("configs", "launch"):  # a reader works in a checkout
+    for name in ("configs", "docs", "launch"):  # a reader works in a checkout
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     printed = ""
@@ -62,7 +62,12 @@ def _run(commands: str, folder: Path) -> str:
     env = os.environ | {"PATH": f"{programs.resolve()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     env |= {"COLUMNS": "80", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        ["bash", "-euc", commands], capture_output=True, text=True, cwd=folder, env=env, timeout=1500
+        ["bash", "-euc", f"trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n{commands}"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=env,
+        timeout=1500,
     )
     if done.returncode:
         raise AssertionError(

@@ -61,6 +61,7 @@ def add_audit(sub: Parser) -> None:
     about = "Print the figures so far, and write them to report.json"
     what.add_argument("--report", action="store_true", help=about)
     what.add_argument("--export", metavar="FILE", help="Write the judgements so far, as .jsonl or .csv")
+    sub.option("--out FILE", "Page to write with --report, e.g. page.html")
     sub.data(about="Pairs, see `prb evaluate`; required for a new audit", required=False)
     sub.option("--gold NAME_OR_PATH ...", "Pairs with a certain personal fit, for attention checks")
     sub.option("--sample N", "Draw N of the pairs at random", positive)
@@ -93,7 +94,8 @@ def run_audit(options: argparse.Namespace) -> None:
     """Serve the page on which people judge, or print the report, or export the judgements."""
     if options.report or options.export is not None:
         flag = "--report" if options.report else "--export"
-        if extra := given_flags(options) - {"--report", "--export"}:
+        used = {"--report", "--out"} if options.report else {"--export"}
+        if extra := given_flags(options) - used:
             options.parser.error(f"{min(extra)}: has no effect with {flag}")
     if options.export is not None:
         from prb_jax.building.auditing.judgements import audit_export
@@ -104,7 +106,11 @@ def run_audit(options: argparse.Namespace) -> None:
         from prb_jax.building.auditing.report import audit_report
         from prb_jax.reports.audit import render_audit
 
-        print_table(render_audit(audit_report(options.folder)))
+        print_table(render_audit(audit_report(options.folder, out=options.out)))
+        if options.out is not None:
+            print(f"written to {options.out}")
+    elif options.out is not None:
+        options.parser.error("--out: is the page of a report; add --report")
     else:
         from prb_jax.building.auditing.audit import INVITATION, audit
 

@@ -14,7 +14,7 @@ from prb_jax.text.view import ViewOptions
 
 
 def add_features(sub: Parser) -> None:
-    from prb_jax.personal.features import FeatureOptions
+    from prb_jax.personal.feature_options import FeatureOptions
 
     sub.option("MODEL", "Reward model, causal language model, or text encoder")
     sub.data()
@@ -27,7 +27,7 @@ def add_features(sub: Parser) -> None:
 def run_features(options: argparse.Namespace) -> None:
     """Write the states of a model at every response and post, and print counts."""
     start(options)
-    from prb_jax.personal.features import FeatureOptions
+    from prb_jax.personal.feature_options import FeatureOptions
     from prb_jax.study.write_features import write_feature_part, write_features
 
     view = ViewOptions(protocol=options.protocol, max_length=options.max_length)
@@ -50,7 +50,7 @@ def run_features(options: argparse.Namespace) -> None:
 
 
 def add(sub: Parser) -> None:
-    from prb_jax.personal.features import FeatureOptions
+    from prb_jax.personal.feature_options import FeatureOptions
 
     sub.data(about="Data sources, see `prb evaluate`; comparisons require a user_id")
     sub.option("--backbone MODEL|DIR", "Model, or folder of `prb features`", required=True)
@@ -98,7 +98,7 @@ def add(sub: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run the study, and print its tables."""
     start(options)
-    from prb_jax.personal.features import FeatureOptions
+    from prb_jax.personal.feature_options import FeatureOptions
     from prb_jax.personal.few_shot.registry import read_settings
     from prb_jax.reports.planning import render_people, render_plan
     from prb_jax.reports.study import render_study

@@ -58,17 +58,21 @@ def add_leaderboard(sub: Parser) -> None:
     sub.option(
         "--upper-bounds", "Include runs that saw the true rubric or narrative, which no model could know"
     )
+    sub.option("--out FILE", "Also write a page, e.g. page.html")
 
 
 def run_leaderboard(options: argparse.Namespace) -> None:
     """Print the table."""
-    from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
+    from prb_jax.reports.leaderboard import leaderboard
+    from prb_jax.reports.leaderboard_shown import format_leaderboard, render_leaderboard
 
     entries = call(leaderboard, options)
-    if options.format is None:
-        print_table(render_leaderboard(entries))
-    else:
+    if options.format is not None:
         print(format_leaderboard(entries, options.format), end="")
+        return
+    print_table(render_leaderboard(entries))
+    if options.out is not None:
+        print(f"written to {options.out}")
 
 
 def add_report(sub: Parser) -> None:

@@ -19,15 +19,12 @@ from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.arrays import load_array
 from prb_jax.records.comparison import Comparison, Message, Post
-from prb_jax.records.options import Options, option, section
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.kind import RunKind
-from prb_jax.text.view import ViewOptions
 
 FEATURES: Final = "features.json"
 KIND: Final = "prb_jax features"
@@ -40,7 +37,6 @@ TABLES: Final = ("answers", "posts")
 REWARDS: Final = "rewards"  # has the same rows as ``answers``
 
 SHOWN: Final = "shown"
-DTYPES: Final = ("bfloat16", "float32")
 
 
 class FeatureFacts(TypedDict):
@@ -59,26 +55,6 @@ class FeatureFacts(TypedDict):
     rewards: NotRequired[bool]
     profile_posts: NotRequired[int]
     inputs: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureOptions(Options, error=RunError):
-    """Options of features: how to open the model, what it reads (never a profile), and what to write.
-
-    Raises:
-      RunError: If ``store`` is unknown, or the number of posts is below 0.
-    """
-
-    store: str = option("float32", "numbers of the files", choices=DTYPES)
-    responses_alone: bool = option(False, "an encoder of texts reads each response without its prompt")
-    view: ViewOptions = section(ViewOptions)
-    profile_posts: int = option(
-        0,
-        "a reward model also scores each response with the first N posts of the profile before its prompt",
-        least=0,
-    )
-    loading: LoadOptions = section(LoadOptions)
-    file_rows: int = option(4096, "texts of a file, which `--part` shares out whole", least=1)
 
 
 def answer_key(prompt: Sequence[Message], response: str) -> bytes:

@@ -85,7 +85,7 @@ def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
             if value not in CROSSING:
                 fault = f"dcn: expected {' or '.join(CROSSING)}, found '{value}'"
         elif name not in MESH_AXES:
-            fault = f"unknown axis '{name}': expected {', '.join(MESH_AXES)}"
+            fault = f"unknown axis '{name}': expected {', '.join(MESH_AXES)}, e.g. fsdp=4"
         elif not value.removeprefix("-").isdecimal():
             fault = f"axis '{name}': expected a whole number or -1, found '{value}'"
         elif int(value) < 1 and int(value) != -1:

@@ -106,7 +106,8 @@ def folder_hint(folder: Path) -> str:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kind = json.loads(record.read_text(encoding="utf-8")).get("kind")
             if str(kind).startswith("prb_jax "):
-                parts.append(f"it is a run of the kind {kind.removeprefix('prb_jax ')!r}")
+                shows = f" (`prb audit {folder} --report` shows it)" if kind == "prb_jax audit" else ""
+                parts.append(f"it is a run of the kind {kind.removeprefix('prb_jax ')!r}{shows}")
                 break
     for what, names in (("models", ("config.json", "train.json")), ("runs", ("run.json",))):
         inside = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
@@ -115,8 +116,20 @@ def folder_hint(folder: Path) -> str:
     return "".join(f"; {part}" for part in parts)
 
 
+def no_run(folder: Path, lacking: str) -> str:
+    """Return the message about a folder without a run: the folder is missing, or lacks a file."""
+    if not folder.exists():
+        return f"{folder}: no such folder; expected the folder of a run{near_path(folder)}"
+    return f"{folder}: expected the folder of a run, found {lacking}{folder_hint(folder)}"
+
+
 def near_path(path: Path) -> str:
-    """Return the end of a message about a missing path: the path beside it with the most similar name, if any."""
+    """Return the end of a message about a missing path: the path beside it with the most similar name, if any.
+
+    A name with blanks, of which a shell passed on only the first word, is named with the remedy.
+    """
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    if cut := next((name for name in sorted(beside) if name.startswith(f"{path.name} ")), None):
+        return f"; did you mean '{path.parent / cut}'? A name with blanks needs quotation marks"
     near = difflib.get_close_matches(path.name, beside, n=1)
     return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -66,7 +66,7 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        hint = other_format(line) if first else ""
+        hint = (other_format(line) if first else "") or SAVE_AS
         bad = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
         raise DataError(f"{where}: invalid UTF-8: {bad} ({error.reason}){hint}") from error
     text = (text.removeprefix("\ufeff") if first else text).rstrip()
@@ -85,6 +85,9 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:
 _ARRAY: Final = (
     "; expected one object on each line; a JSON array, over any lines, belongs in a file named .json"
 )
+
+
+SAVE_AS: Final = "; save the file as UTF-8"
 
 
 def other_format(line: bytes) -> str:

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row
 from prb_jax.seams import get
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from prb_jax.records.large_lines import JsonLines
 
 One = TypeVar("One")

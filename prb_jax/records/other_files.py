@@ -11,7 +11,7 @@ from typing import Final
 
 from prb_jax.errors import DataError
 from prb_jax.records.field_names import FieldNames
-from prb_jax.records.files import DECODER, HELD, Row, malformed, other_format, skip_space
+from prb_jax.records.files import DECODER, HELD, SAVE_AS, Row, malformed, other_format, skip_space
 from prb_jax.records.large_lines import JsonLines
 from prb_jax.records.reading import open_file, reading
 from prb_jax.seams import get
@@ -75,7 +75,7 @@ def decoded(raw: bytes | bytearray, path: Path, first: int = 1) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + first
         bad = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
-        hint = other_format(bytes(raw[:2])) if first == 1 else ""
+        hint = (other_format(bytes(raw[:2])) if first == 1 else "") or SAVE_AS
         raise DataError(f"{path}:{line}: invalid UTF-8: {bad}{hint}") from error
 
 

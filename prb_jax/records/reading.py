@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.platform.paths import near_path
 
 LONGEST_LINE: Final = 64 << 20
 """Maximum bytes of a line, or of a CSV record. A small gzip file can contain a line larger than memory."""
@@ -81,7 +82,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DataError(f"{path}: no such file{near_path(path)}") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: damaged, or not gzip as its name says ({error})") from error
     except EOFError as error:

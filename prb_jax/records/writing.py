@@ -17,7 +17,9 @@ from prb_jax.platform.files import whole_file
 from prb_jax.platform.paths import names_url, shown
 
 
-def refuse_file(out: str | Path) -> None:
+def refuse_file(
+    out: str | Path, *, name: str = "the output folder", hint: str = "choose a folder with --out"
+) -> None:
     """Raise RunError if the output folder is an empty name, a URL, or an existing file."""
     if not str(out):
         raise RunError("out: expected the name of a folder, found an empty text")
@@ -27,7 +29,7 @@ def refuse_file(out: str | Path) -> None:
         )
     path = Path(out)
     if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path}: the output folder is a file; choose a folder with --out")
+        raise RunError(f"{path}: {name} is a file; {hint}")
 
 
 @contextlib.contextmanager

@@ -182,7 +182,8 @@ def comparison_answer(compared: Mapping[str, Any]) -> str:
     other = best[-1] if len(best) > 1 else str(runs[1]["name"])
     pair = next(pair for pair in pairs if (pair["a"], pair["b"]) == (best[0], other))
     half = " (ties count half)" if compared["tie_credit"] and any(run["ties"] for run in runs) else ""
-    lead = f"ahead of {other} by {gained(pair['difference'], pair['ci95'])}{half}"
+    by = gained(pair["difference"], pair["ci95"])
+    lead = f"{f'ahead of {other} by' if pair['difference'] else f'and its lead over {other} is'} {by}{half}"
     # not in percent: of the graded rows of another harness, it is the mean grade, on any scale
     accuracy = interval(runs[0]["accuracy"], runs[0]["ci95"]).replace("..", ", ")
     if len(best) == 1:

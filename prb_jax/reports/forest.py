@@ -49,6 +49,7 @@ def draw_forest(
     reference: tuple[str, float] | None = None,
     figure: Callable[[float, Sequence[float] | None], str] = interval,
     what: str = "the model",
+    line: str = "95 % interval",
     description: str = "",
 ) -> Drawing:
     """Draw estimates with their intervals from top to bottom.
@@ -59,6 +60,7 @@ def draw_forest(
       reference: Name and value of a dashed vertical line, e.g. chance.
       figure: Format of a figure with its interval.
       what: Name in the legend for the filled circles.
+      line: Name in the legend for the intervals.
       description: Sentences before the legend.
     """
     ends = [end for one in estimates for end in (one.value, *(one.bounds or ()))]
@@ -78,7 +80,7 @@ def draw_forest(
     height = top + _BOTTOM
     parts = [*_axis(ticks, top, at), *(_reference(*reference, top, at) if reference else ()), *rows]
     legend = [text.format(what) for kind, text in _MARKS.items() if kind in {one.kind for one in estimates}]
-    legend += ["line: 95 % interval"] if any(one.bounds for one in estimates) else []
+    legend += [f"line: {line}"] if any(one.bounds for one in estimates) else []
     legend += [f"dashed: {reference[0]}"] if reference else []
     told = "; ".join(legend)
     svg = (

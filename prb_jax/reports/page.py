@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar
 
 from markupsafe import Markup
 
-from prb_jax.errors import printable
+from prb_jax.errors import RunError, printable
+from prb_jax.records.writing import write_once
 from prb_jax.reports.table import Table
 from prb_jax.version import __version__
 
@@ -138,3 +140,28 @@ def render_page(chapters: Sequence[Chapter], *, title: str) -> str:
         script_hash=base64.b64encode(sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
+
+
+def check_page(out: str | Path) -> Path:
+    """Return the path of a page to write.
+
+    Raises:
+      RunError: the name does not end in .html, or is the name of a folder.
+    """
+    target = Path(out)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise RunError(f"{target}: expected a name that ends in .html")
+    if target.is_dir():
+        raise RunError(f"{target}: the page would replace a folder; give --out a file")
+    return target
+
+
+def write_page(chapters: Sequence[Chapter], *, out: str | Path, title: str) -> Path:
+    """Write a page, replacing an existing one, and return its path.
+
+    Raises:
+      RunError: the name does not end in .html or is a folder's; or the page cannot be written.
+    """
+    target = check_page(out)
+    write_once({target: render_page(chapters, title=title).encode("utf-8")}, replace=True)
+    return target

@@ -13,7 +13,6 @@ from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.platform.extras import has_extra
 from prb_jax.records.reading import read_json
 from prb_jax.records.schema import check_schema
-from prb_jax.records.writing import write_once
 from prb_jax.reports.comparison import (
     RANKS,
     comparison_answer,
@@ -26,7 +25,7 @@ from prb_jax.reports.correlation_shown import CORRELATE, correlation_chapter
 from prb_jax.reports.drawings import draw_points
 from prb_jax.reports.evaluation import chance_of, estimates_of, evaluation_chapter, model_name
 from prb_jax.reports.forest import BASELINE, CONTROL, Estimate, draw_forest
-from prb_jax.reports.page import Block, Chapter, Drawing, Paragraph, Section, render_page
+from prb_jax.reports.page import Block, Chapter, Drawing, Paragraph, Section, check_page, write_page
 from prb_jax.reports.pairs import TextReader
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.summary import POSTS, headline, posts_answer
@@ -72,11 +71,7 @@ def report(
       DataError: `data` are given but do not belong to a run.
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
-    target = Path(out)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise RunError(f"{target}: expected a name that ends in .html")
-    if target.is_dir():
-        raise RunError(f"{target}: the page would replace a folder; give --out a file")
+    check_page(out)
     if not folders:
         raise RunError("runs: expected at least one folder of a run")
     named_runs(folders)
@@ -119,9 +114,7 @@ def report(
     for number, folder in enumerate(correlations, start=1):
         chapters.append(correlation_chapter(folder, names[folder], f"correlation-{number}"))
     shown = [names.get(folder, folder.resolve().name) for folder in folders]
-    page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
-    write_once({target: page.encode("utf-8")}, replace=True)
-    return target
+    return write_page(chapters, out=out, title=title or f"Report: {', '.join(shown)}")
 
 
 class _Point(TypedDict):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 _BASELINE = "baseline:"  # prefix of scorers without a model
-_MANY_TIES = 0.01  # minimum share of ties for showing the half-credit accuracy
+MANY_TIES = 0.01  # minimum share of ties for showing the half-credit accuracy
 _MANY_TIES_OF_BASELINE = 0.05  # the same for baselines, of which a reader wants to know less
 _MOST_SUBSETS = 12  # maximum number of subsets in a terminal
 _MOST_REMARKS = 4
@@ -139,7 +139,7 @@ def about_figure(name: str, summary: Mapping[str, Any], *, of: int) -> str:
         parts.append(f"on the {counted(n, 'comparison')} that others judge too")
     if name in VOTES and summary["accuracy"] is not None and 1 - summary["accuracy"] - ties / n > 0.5:
         parts.append("the others mostly prefer another response")
-    many = _MANY_TIES_OF_BASELINE if name.startswith(_BASELINE) else _MANY_TIES
+    many = _MANY_TIES_OF_BASELINE if name.startswith(_BASELINE) else MANY_TIES
     if ties > many * n and summary.get("half_credit_accuracy") is not None:
         parts.append(
             f"{ties / n:.0%} ties, not wins ({summary['half_credit_accuracy']:.3f} if each counts half)"
@@ -215,7 +215,7 @@ def _notes(summary: Mapping[str, Any], shown: Summaries, name: str) -> Iterator[
     if remarks:
         more = "; see summary.json" if len(remarks) > _MOST_REMARKS else ""
         yield "; ".join(remarks[:_MOST_REMARKS]) + (
-            f"; and {len(remarks) - _MOST_REMARKS} more remarks{more}" if more else ""
+            f"; and {counted(len(remarks) - _MOST_REMARKS, 'more remark')}{more}" if more else ""
         )
 
 

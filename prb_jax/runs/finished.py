@@ -13,7 +13,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.platform.paths import folder_hint
+from prb_jax.platform.paths import no_run
 from prb_jax.records.benchmarks import NAMES, get_benchmark
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
@@ -134,7 +134,7 @@ def read_finished(folder: str | Path) -> FinishedRun:
     """
     path = Path(folder)
     if not (path / RUN).is_file():
-        raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it{folder_hint(path)}")
+        raise RunError(no_run(path, f"no {RUN} in it"))
     if not (path / SUMMARY).exists():
         raise RunError(
             f"{path}: the run is not finished: it has no {SUMMARY}; repeat the command that started it"

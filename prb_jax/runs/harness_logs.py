@@ -20,7 +20,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
 from prb_jax.platform.extras import need_extra
-from prb_jax.platform.paths import folder_hint
+from prb_jax.platform.paths import no_run
 from prb_jax.records.reading import bounded_lines, open_file, parse_json, read_object
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
@@ -99,10 +99,8 @@ def _read_log(place: Path, metric: Sequence[str]) -> tuple[str, list[_Sample], d
         if file.suffix == ".eval" or (file.suffix == ".json" and _INSPECT.match(_read(file, 200)))
     ]
     if not logs:
-        raise RunError(
-            f"{place}: expected the folder of a run, found no {RUN} in it, and no samples_TASK_DATE.jsonl of "
-            f"lm-evaluation-harness or log of Inspect{folder_hint(place)}"
-        )
+        logs_too = "and no samples_TASK_DATE.jsonl of lm-evaluation-harness or log of Inspect"
+        raise RunError(no_run(place, f"no {RUN} in it, {logs_too}"))
     return "Inspect", *_inspect(place, logs, metric)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 
 from prb_jax.errors import RunError, quote
-from prb_jax.platform.paths import shown
+from prb_jax.platform.paths import near_path, shown
 from prb_jax.platform.processes.sharing import entered_on_first_process, on_first_process, process_count
 from prb_jax.records.reading import read_json
 from prb_jax.records.writing import held_folder, refuse_file, write_json, writing
@@ -113,13 +113,13 @@ class RunKind:
         self.read(Path(out))
         return Path(out)
 
-    def read(self, folder: Path) -> dict[str, Any] | None:
+    def read(self, folder: Path, *, hint: str = "choose another folder with --out") -> dict[str, Any] | None:
         """Return the contents of ``run.json``; None if the folder holds no run.
 
         Raises:
-          RunError: the file cannot be read, or the folder holds another kind of run.
+          RunError: the file cannot be read, or the folder holds another kind of run; ``hint`` ends the message.
         """
-        path, hint = folder / self.file, "choose another folder with --out"
+        path = folder / self.file
         run = read_json(path, error=RunError, hint=hint, optional=True)
         if run is None and not path.exists():
             for other in (*self.others, *([self.rows.file] if self.rows else []), self.finished):
@@ -140,8 +140,12 @@ class RunKind:
         Raises:
           RunError: the folder holds no run of this kind, or an unfinished one.
         """
-        run = self.read(folder)
+        run = self.read(folder, hint=f"expected a run of `{self.command}`")
         if run is None:
+            if not folder.exists():
+                raise RunError(
+                    f"{folder}: no such folder; expected a run of `{self.command}`{near_path(folder)}"
+                )
             raise RunError(f"{folder}: expected a run of `{self.command}`, found no {self.file}")
         if not (folder / self.finished).exists():
             command = " ".join(run.get("command", ()))

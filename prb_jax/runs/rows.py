@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from prb_jax.errors import RunError, quote, short_repr
-from prb_jax.metrics.rows import RowView
 from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, share_json
 from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.seams import get
@@ -160,6 +159,8 @@ class RowFile(Generic[AnyRow]):
                 f"{self.path}: {len(extra)} {what} do not belong to this run, first {quote(extra[0])}; remove "
                 "them, or start a new run in another folder"
             )
+        from prb_jax.metrics.rows import RowView  # starts NumPy
+
         ordered: Any = RowView(self.rows, keys)  # pyright: ignore[reportArgumentType]
         assert self._file is not None
         with writing(self.path):

@@ -17,7 +17,8 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.extras import need_extra
 from prb_jax.scoring.batching import machine_memory
 from prb_jax.scoring.history import read_history
-from prb_jax.scoring.remote.score_server import TOKEN, ScoreClient
+from prb_jax.scoring.remote import TOKEN
+from prb_jax.scoring.remote.score_server import ScoreClient
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.engine import Engine

@@ -138,6 +138,6 @@ def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]
     if isinstance(data, str | Path):
         comparisons = [row.value for row in read_records(read_rows(Path(data)), labelled=labelled)]
         if not comparisons:
-            raise DataError(f"{data}: no comparisons in it")
+            raise DataError(f"{data}: no comparisons in it; expected at least one")
         return comparisons
     return as_comparisons(data, labelled=labelled)

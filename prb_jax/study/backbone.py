@@ -13,7 +13,8 @@ from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.family import is_encoder
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.personal.features import FEATURES, KIND, FeatureOptions, FeatureStore, open_features
+from prb_jax.personal.feature_options import FeatureOptions
+from prb_jax.personal.features import FEATURES, KIND, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.records.comparison import Comparison

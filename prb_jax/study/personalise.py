@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal import FITTED, SPLITS
-from prb_jax.personal.features import FeatureOptions, FeatureStore
+from prb_jax.personal.feature_options import FeatureOptions
+from prb_jax.personal.features import FeatureStore
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names

@@ -12,6 +12,7 @@ import numpy as np
 
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
+from prb_jax.personal.feature_options import FeatureOptions
 from prb_jax.personal.features import (
     FEATURE_RUNS,
     FEATURES,
@@ -21,7 +22,6 @@ from prb_jax.personal.features import (
     REWARDS,
     SHOWN,
     TABLES,
-    FeatureOptions,
     FeatureStore,
     FeatureTable,
     answer_key,

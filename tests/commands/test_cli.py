@@ -109,7 +109,7 @@ for words in {}:
         (HELP.format("[[]]"), {"jax", "numpy", "rich", "transformers"}),
         (
             HELP.format("[[name] for names in cli.VERBS.values() for name in names]"),
-            {"jax", "flax", "optax", "transformers", "torch", "datasets"},
+            {"jax", "flax", "numpy", "optax", "pyarrow", "transformers", "torch", "datasets"},
         ),
         # a model is scored without these; its tokenizer needs transformers, and flax, of which it is a module, optax
         (

@@ -276,6 +276,18 @@ WORDS: list[tuple[str, ...]] = [
     (f"{RUN} --data missing.jsonl", "missing.jsonl"),
     (f"{RUN} --subset S", "no subset 'S': its records have no field 'subset'; leave it out"),
     (f"{RUN} --out pairs.jsonl", "pairs.jsonl: the output folder is a file"),
+    (f"{RUN} --data pair.jsonl", "pair.jsonl: no such file; did you mean pairs.jsonl?"),
+    ("compare pairs runs", "pairs: no such folder; expected the folder of a run"),
+    ("leaderboard pair", "pair: expected a folder with runs, found nothing"),
+    (
+        "audit pairs.jsonl",
+        "pairs.jsonl: the folder of the audit is a file; name a folder first, and pairs with --data",
+    ),
+    ("audit other --out page.html", "--out: is the page of a report; add --report"),
+    (
+        "best-of-n --samples none --rewards baseline:length --out run",
+        "none: no such folder; expected a run of `prb sample`",
+    ),
     (f"{RUN} --no-reference", "--quantize"),
     ("evaluate baseline:best --data pairs.jsonl --out run", "unknown baseline 'baseline:best'"),
     ("train configs/absent.py --out run", "configs/absent.py", "no such config file"),
@@ -334,3 +346,23 @@ def test_words_that_cannot_be_are_one_line(
     for part in parts:
         assert part in said.err
     assert set(tmp_path.iterdir()) == before
+
+
+def test_names_and_letters_that_a_shell_or_an_editor_changed(tmp_path: Path, capsys, monkeypatch) -> None:
+    """The remedy is in the line: quotation marks for a name with blanks, UTF-8, and names of data files."""
+    monkeypatch.chdir(tmp_path)
+    Path("my pairs.jsonl").write_text("{}\n")
+    Path("latin.jsonl").write_bytes('{"question": "café?"}\n'.encode("latin-1"))
+    Path("latin.csv").write_bytes("question,chosen\ncafé,x\n".encode("latin-1"))
+    Path("empty.jsonl").touch()
+    Path("empty").mkdir()
+    for words, part in {
+        "my pairs.jsonl": "no such file, folder or data set; did you mean 'my pairs.jsonl'? A name with",
+        "latin.jsonl": "1: invalid UTF-8: byte 0xe9 at column 18 (invalid continuation byte); save the file as UTF-8",
+        "latin.csv": "latin.csv:2: invalid UTF-8: byte 0xe9 (invalid continuation byte); save the file as UTF-8",
+        "empty.jsonl": "empty.jsonl: no comparisons in it; expected at least one",
+        "empty": "no data files in it; expected .jsonl, .jsonl.gz, .json,",
+    }.items():
+        command = ["evaluate", "baseline:length", "--out", "run", "--data", *words.split()]
+        assert cli.main(command) == 2
+        assert part in capsys.readouterr().err

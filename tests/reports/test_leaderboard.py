@@ -3,12 +3,15 @@
 import csv
 import io
 import json
+import re
+from html import escape
 from pathlib import Path
 
 import pytest
 
 import prb_jax
 from prb_jax.errors import RunError
+from prb_jax.reports.table import gained, percent
 from tests.json_lines import write_lines
 from tests.reports.conftest import Run, evaluate, pairs
 
@@ -90,6 +93,35 @@ def test_ties_count_half_in_the_order(tmp_path: Path, prb: Run) -> None:
     assert "half credit" in prb("leaderboard", tmp_path, "--format", "markdown").splitlines()[0]
     shown = prb("leaderboard", tmp_path)
     assert f"{first['half_credit_accuracy']:.3f}" in shown
+
+
+def test_a_page_opens_with_the_best_run(folder: Path, prb: Run, tmp_path: Path) -> None:
+    """Names of runs stay text, and chance is drawn beside the runs."""
+    page = tmp_path / "page.html"
+    assert prb("leaderboard", folder, "--out", page).endswith(f"written to {page}\n")
+    best, last = prb_jax.leaderboard(folder)
+    assert best["chance"] == 0.5
+    text = page.read_text("utf-8")
+    data = escape(best["data"])
+    (answer,) = re.findall(r'<p class="answer">(.*?)</p>', text)
+    share, other = percent(best["accuracy"], best["ci95"]), percent(last["accuracy"], last["ci95"])
+    assert answer == (
+        f"deep/er/length is the best of 2 runs on {data}: it prefers what the user wants in {share} of 80 comparisons; "
+        f"the profile is worth {gained(best['gain'], best['gain_ci95'])}; next is random with {other}."
+    )
+    assert text.count('<g class="baseline">') == 2
+    assert "chance 0.5" in text
+    assert '<td class="figure"' in text
+    (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(pair.to_row())}\n" for pair in pairs(8)))
+    evaluate("baseline:random", tmp_path / "other.jsonl", tmp_path / "runs" / "a")
+    evaluate("baseline:random", str(folder / "pairs_&_more.jsonl"), tmp_path / "runs" / "b")
+    prb_jax.leaderboard(tmp_path / "runs", out=page)
+    first, *others = re.findall(r'<p class="answer">(.*?)</p>', page.read_text("utf-8"))
+    assert first.startswith("The best of 2 runs on 2 data sets: ")
+    assert re.search(r"b on \S*pairs_&amp;_more.jsonl \(48.7 % .*a on \S*other.jsonl \(50.0 %", first)
+    assert len(others) == 2
+    with pytest.raises(RunError, match=r"page\.txt: expected a name that ends in \.html"):
+        prb_jax.leaderboard(folder, out="page.txt")
 
 
 def test_what_is_no_folder_of_runs(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, prb):
     begun.mkdir()
     (begun / "run.json").write_bytes((runs / "length" / "run.json").read_bytes())
     for arguments, message in (
-        ([tmp_path / "nothing"], "nothing: expected the folder of a run, found no run.json in it"),
+        ([tmp_path / "nothing"], "nothing: no such folder; expected the folder of a run"),
         ([begun], "begun: the run is not finished: it has no summary.json"),
         ([runs / "length", runs / "length"], "length: given twice, also as"),
     ):

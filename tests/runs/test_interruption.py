@@ -26,7 +26,7 @@ from prb_jax.behaviour.generation.policy_accuracy import policy_accuracy
 from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.sample import sample_data
 from prb_jax.building.settings import GATES
-from prb_jax.personal.features import FeatureOptions
+from prb_jax.personal.feature_options import FeatureOptions
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.records.writing import json_line
 from prb_jax.runs.rows import RowFile

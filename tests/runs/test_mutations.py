@@ -16,11 +16,13 @@ from prb_jax.behaviour.judges.best_of_n import best_of_n
 from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.building.auditing.folder import open_folder, read_folder
 from prb_jax.errors import PrbError
-from prb_jax.personal.features import FeatureOptions, open_features
+from prb_jax.personal.feature_options import FeatureOptions
+from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.saved import read_fitted, read_states
 from prb_jax.reports.comparison import render_comparison
-from prb_jax.reports.leaderboard import FORMATS, leaderboard, render_leaderboard
+from prb_jax.reports.leaderboard import leaderboard
+from prb_jax.reports.leaderboard_shown import FORMATS, render_leaderboard
 from prb_jax.runs.behaviour import read_behaviour
 from prb_jax.runs.training import METRICS, TRAINING, read_training, run_identity
 from prb_jax.scoring.inputs import read_inputs

@@ -93,7 +93,7 @@ def test_personas_aspects_and_upper_bounds(tmp_path: Path) -> None:
             told(data, persona=str(personas))
     for given, message in (
         ({"aspects": "planned"}, "expected planned:DIR"),
-        ({"aspects": "planned:nowhere"}, "nowhere: expected a run of `prb aspects`"),
+        ({"aspects": "planned:nowhere"}, "nowhere: no such folder; expected a run of `prb aspects`"),
         ({"history": data}, "--history: requires --shots"),
         ({"shots": -1}, "--shots: expected 0 or more"),
         ({"persona": "none.jsonl"}, "--persona: cannot read none.jsonl"),

@@ -19,7 +19,8 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.text_encoder import load_text_encoder
-from prb_jax.personal.features import FeatureOptions, open_features
+from prb_jax.personal.feature_options import FeatureOptions
+from prb_jax.personal.features import open_features
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study import embedder as embedder_module
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder

@@ -19,7 +19,7 @@ import prb_jax as prb
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.personal.features import FeatureOptions
+from prb_jax.personal.feature_options import FeatureOptions
 from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.saved import read_fitted

@@ -6,8 +6,6 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from prb_jax.errors import DataError
 from prb_jax.records.options import Options, option
 
@@ -58,6 +56,8 @@ class SampleOptions(Options):
     @property
     def rules(self) -> Rules:
         """The rules for drawing a token, as host arrays."""
+        import numpy as np  # slow to import
+
         from prb_jax.behaviour.generation.choose import Rules  # starts JAX
 
         kinds = {"top_k": np.int32}

@@ -115,7 +115,7 @@ def audit(
         )
     if not 0 < lease < 1e6:
         raise RunError(f"lease: expected a number of minutes above 0, found {lease:g}")
-    refuse_file(out)
+    refuse_file(out, name="the folder of the audit", hint="name a folder first, and pairs with --data")
     path = Path(out)
     with held_folder(path, purpose="serves this audit"), contextlib.ExitStack() as ended:
         chosen = {"subset": subset, "limit": limit, "sample": sample, "seed": seed}

@@ -133,7 +133,7 @@ def read_folder(path: str | Path) -> AuditFolder:
       RunError: the folder has no audit.
       DataError: the data changed since the audit began.
     """
-    refuse_file(path)
+    refuse_file(path, name="the folder of the audit", hint="name a folder first, and pairs with --data")
     folder = _read(Path(path))
     if folder is None:
         raise RunError(f"{path}: found no audit: the folder has no {AUDIT}")

@@ -17,6 +17,8 @@ from prb_jax.building.auditing.folder import REPORT
 from prb_jax.building.auditing.judgements import read_state
 from prb_jax.errors import counted
 from prb_jax.records.writing import write_json
+from prb_jax.reports.audit import audit_chapter
+from prb_jax.reports.page import check_page, write_page
 
 DEFINITIONS: Final[Mapping[str, str]] = {
     "items": "pairs of the audit, without gold items",
@@ -50,21 +52,24 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 }
 
 
-def audit_report(folder: str | Path) -> dict[str, Any]:
+def audit_report(folder: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
     """Compute the figures of an audit so far, and write them to ``report.json`` in its folder.
 
     The audit may be running.
 
     Args:
       folder: Folder of the audit.
+      out: Page to write, with a name that ends in .html; an existing page is replaced.
 
     Returns:
       Contents of ``report.json``; "definitions" explains the other fields, and "sentence" is text for a paper.
 
     Raises:
-      RunError: there is no audit, it was changed by hand, or the report cannot be written.
+      RunError: there is no audit, it was changed by hand, or the report or the page cannot be written.
       DataError: the data changed since the audit began.
     """
+    if out is not None:
+        check_page(out)
     state = read_state(folder)
     inputs = state.folder.inputs
     table = make_table(state)
@@ -90,6 +95,8 @@ def audit_report(folder: str | Path) -> dict[str, Any]:
     report["sentence"] = sentence(report)
     report["definitions"] = dict(DEFINITIONS)
     write_json(Path(folder) / REPORT, report)
+    if out is not None:
+        write_page([audit_chapter(report)], out=out, title=f"Audit: {Path(folder).resolve().name}")
     return report
 
 

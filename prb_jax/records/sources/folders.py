@@ -21,7 +21,7 @@ from prb_jax.records.arrow_tables import without_padding
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
 from prb_jax.records.field_names import FieldNames
-from prb_jax.records.files import WINDOWED, Row, has_known_suffix, is_large, read_rows
+from prb_jax.records.files import SUFFIXES, WINDOWED, Row, has_known_suffix, is_large, read_rows
 from prb_jax.records.sources.prepared import PreparedSource, is_prepared, metadata
 from prb_jax.records.sources.source import PRB_SUBSETS, Digest, Source, same_subset, short_name
 from prb_jax.seams import names
@@ -138,7 +138,9 @@ def folder_layout(folder: Path) -> FolderLayout:
 def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
     files = list(_data_files(folder))
     if not files:
-        raise DataError(f"{folder}: cannot be read as a data set: no data files in it")
+        raise DataError(
+            f"{folder}: cannot be read as a data set: no data files in it; expected {', '.join(SUFFIXES)}"
+        )
     unread = [file for file in files if not has_known_suffix(file)]
     _refuse(folder, unread, "of an unsupported kind")
     files_by_config: dict[str | None, list[tuple[Path, set[str]]]] = {}

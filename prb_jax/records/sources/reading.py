@@ -239,7 +239,7 @@ def chosen(
     if not taken and others:
         raise DataError(f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(others))}")
     if not taken:
-        raise DataError(f"{source}: no comparisons in it")
+        raise DataError(f"{source}: no comparisons in it; expected at least one")
 
 
 def _distinct(records: Iterable[Row[Comparison]]) -> Iterator[Row[Comparison]]:

@@ -47,5 +47,5 @@ def source_rows(source: str | Path) -> list[Row]:
         numbered = enumerate(each_comparison(source), start=1)
         rows = [Row(f"{source}: record {number}", one.to_row()) for number, one in numbered]
     if not rows:
-        raise DataError(f"{source}: no comparisons in it")
+        raise DataError(f"{source}: no comparisons in it; expected at least one")
     return rows

@@ -3,6 +3,7 @@
 from typing import Final
 from urllib.parse import urlsplit
 
+TOKEN: Final = "PRB_SERVE_TOKEN"  # environment variable with the token of a server and its clients
 ROUTES: Final = ("/classify", "/pooling")  # routes of vLLM and SGLang that return one number per conversation
 
 

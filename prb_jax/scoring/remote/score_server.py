@@ -24,6 +24,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import Message, Turns, is_rendered, turns_of
 from prb_jax.records.reading import parse_json
 from prb_jax.runs.behaviour import reward_identity
+from prb_jax.scoring.remote import TOKEN
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.trained_view import served_view
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from prb_jax.text.tokenizer import ChatTokenizer
 
-TOKEN = "PRB_SERVE_TOKEN"  # environment variable with the token of a server and its clients
 CONCURRENCY = 64  # number of concurrent requests
 
 TRIES = 6

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.building.auditing.folder import open_folder
 from prb_jax.building.auditing.session import ClosedError, Session
 from prb_jax.errors import DataError, PrbWarning, RunError
-from tests.building.auditing.pairs import answer, good_side, write_pairs
+from prb_jax.reports.table import percent
+from tests.building.auditing.pairs import HOSTILE, answer, good_side, write_pairs
 
 
 class Clock:
@@ -277,3 +280,37 @@ def test_an_audit_that_was_killed_while_it_was_made_goes_on(tmp_path):
     (tmp_path / "a" / "audit.db").rename(staged)  # killed before there was a record: made anew
     with opened(tmp_path / "a", Clock(), data=data, sample=2) as session:
         assert session.annotators == []
+
+
+def test_a_page_shows_the_report(tmp_path, capsys):
+    """Its sentence has the figures of the report, and texts of the data stay text."""
+    data, page = write_pairs(tmp_path / "pairs.jsonl", 8), tmp_path / "page.html"
+    with opened(tmp_path / "audit", Clock(), data=str(data), per_item=2, check_every=0) as session:
+        for name, fit in (("ana", str), ("ben", lambda side: "a")):
+            while judge(session, name, fit=fit):
+                pass
+    report = prb.audit_report(tmp_path / "audit", out=page)
+    text = page.read_text("utf-8")
+    (answer,) = re.findall(r'<p class="answer">(.*?)</p>', text)
+    label = report["fit"]["label"]
+    assert answer.startswith(
+        "2 annotators judged 8 of 8 pairs; the labelled response fits the person better in "
+        f"{percent(label['value'], label['ci95'])} of their judgements; their agreement is "
+    )
+    assert "; its general quality differs by +0.000 [+0.000, +0.000] points from" in answer
+    assert report["adjudication"]
+    assert HOSTILE.split("\n")[0] not in text
+    assert "For a paper" in text
+    assert cli.main(["report", str(tmp_path / "audit"), "--out", str(page)]) == 2
+    assert f"`prb audit {tmp_path / 'audit'} --report` shows it" in capsys.readouterr().err
+    for words, message in (
+        (["--out", "page.html"], "add --report"),
+        (["--export", "a.csv", "--out", "page.html"], "--out: has no effect with --export"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["audit", str(tmp_path / "audit"), *words])
+        assert message in capsys.readouterr().err
+    with opened(tmp_path / "new", Clock(), data=str(data)):
+        pass
+    prb.audit_report(tmp_path / "new", out=page)
+    assert '<p class="answer">Nobody has judged anything yet.</p>' in page.read_text("utf-8")

@@ -138,7 +138,7 @@ def test_sizes_are_read(text: str | None, devices: int, expected: MeshShape) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model=8", "mesh 'model=8': unknown axis 'model': expected data, fsdp, sequence, tensor"),
+        ("model=8", "mesh 'model=8': unknown axis 'model': expected data, fsdp, sequence, tensor, e.g. fsdp=4"),
         ("fsdp", "mesh 'fsdp': axis 'fsdp': expected a whole number or -1, found ''"),
         ("fsdp=two", "mesh 'fsdp=two': axis 'fsdp': expected a whole number or -1, found 'two'"),
         ("fsdp=2.0", "mesh 'fsdp=2.0': axis 'fsdp': expected a whole number or -1, found '2.0'"),
