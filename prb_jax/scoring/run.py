@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from prb_jax.errors import PrbWarning, RunError, quote, short_repr
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.platform.processes.sharing import (
@@ -29,8 +28,6 @@ from prb_jax.trees.tree import has_equal_sides
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
-
-_HANDFUL: Final = 9  # up to this many comparisons, equal scores are a warning instead of an error
 
 
 @dataclass(frozen=True)
@@ -142,31 +139,6 @@ def explanation(scorer: Scorer) -> str:
     """Return the end of a message: the weights that may explain unusable scores; empty if unknown."""
     explained = scorer.explain_scores()
     return f": {explained}" if explained else ""
-
-
-def check_scores_differ(run: ScoredRun) -> None:
-    """Check that a model with weights does not give different texts the same score.
-
-    Raises:
-      RunError: All scores are equal; for up to `_HANDFUL` comparisons this is only a warning.
-    """
-    if run.job.scorer.reader is None or not run.job.inputs.comparisons.in_memory:
-        return
-    scores = (score for row in run.rows for score in row.scores)
-    first = next(scores, None)
-    if first is None or any(score != first for score in scores):
-        return
-    comparisons = run.job.inputs.comparisons
-    texts = ((comparison.prompt, text) for comparison in comparisons for text in comparison.responses)
-    if (one := next(texts, None)) is None or all(text == one for text in texts):
-        return
-    message = (
-        f"{run.job.name}: gives every response the same score, {first}, over different texts"
-        f"{explanation(run.job.scorer)}"
-    )
-    if len(comparisons) > _HANDFUL:
-        raise RunError(f"{message}. Its figures would be meaningless")
-    warnings.warn(message, PrbWarning, stacklevel=2)
 
 
 def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.errors import PrbWarning, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring import VOTES
 from prb_jax.scoring.clusters import clusters_of_table
-from prb_jax.scoring.run import ScoredRun, check_scores_differ
+from prb_jax.scoring.run import ScoredRun, explanation
 from prb_jax.scoring.unchanged import check_unchanged
 from prb_jax.seams import get
 from prb_jax.trees.tree import EQUAL_SIDES
@@ -21,6 +23,7 @@ from prb_jax.trees.tree import EQUAL_SIDES
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 """Name of a baseline -> its rows in the order of the comparisons, or the reason why it is undefined."""
 
+_HANDFUL: Final = 9  # up to this many comparisons, equal scores are a warning instead of an error
 RESAMPLES: Final = 400  # bootstrap resamples for the interval of a benchmark's score
 
 DEFINITIONS: Final = {
@@ -96,7 +99,7 @@ def finish_run(
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
     if job.control is None:
-        check_scores_differ(run)
+        _check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
     clusters = clusters_of_table(job.table, inputs.comparisons)
     if clusters.responses is not None or clusters.derived:
@@ -160,3 +163,28 @@ def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, An
         }
         for name, figures in controls.items()
     }
+
+
+def _check_scores_differ(run: ScoredRun) -> None:
+    """Check that a model with weights does not give different texts the same score.
+
+    Raises:
+      RunError: All scores are equal; for up to `_HANDFUL` comparisons this is only a warning.
+    """
+    if run.job.scorer.reader is None or not run.job.inputs.comparisons.in_memory:
+        return
+    scores = (score for row in run.rows for score in row.scores)
+    first = next(scores, None)
+    if first is None or any(score != first for score in scores):
+        return
+    comparisons = run.job.inputs.comparisons
+    texts = ((comparison.prompt, text) for comparison in comparisons for text in comparison.responses)
+    if (one := next(texts, None)) is None or all(text == one for text in texts):
+        return
+    message = (
+        f"{run.job.name}: gives every response the same score, {first}, over different texts"
+        f"{explanation(run.job.scorer)}"
+    )
+    if len(comparisons) > _HANDFUL:
+        raise RunError(f"{message}. Its figures would be meaningless")
+    warnings.warn(message, PrbWarning, stacklevel=2)
