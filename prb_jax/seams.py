@@ -262,6 +262,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "standard tokenizer": "prb_jax.training.layouts:standard_tokenizer",
         "scratch": "prb_jax.training.scratch:from_scratch",
         "curves": "prb_jax.training.curves:plot_curves",
+        "user order": "prb_jax.training.user_order:UserOrder",
         "tensorboard": "prb_jax.training.events:EventFile",
         "export adapter": "prb_jax.training.adapter_export:export_adapter",
         "check wandb": "prb_jax.runs.weights_and_biases:check_wandb",

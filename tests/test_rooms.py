@@ -183,6 +183,7 @@ CORE = {
         "prb_jax.training.events",
         "prb_jax.training.layouts",
         "prb_jax.training.scratch",
+        "prb_jax.training.user_order",
     ),
 }
 """The two ways into the core, a score and a gradient, and what they do not import."""

@@ -25,7 +25,7 @@ from prb_jax.scoring.batching import Batch
 from prb_jax.seams import get
 from prb_jax.text.trained_view import TrainedView
 from prb_jax.training.config import Config, TrainSettings, load_settings
-from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
+from prb_jax.training.data import Examples, Order, TrainingData, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, write_summary
 from prb_jax.training.losses import Extras, LossParts, comparison_loss
 from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
@@ -118,7 +118,8 @@ def train(
         equal = _equal_sides(examples)
         per_step, seed = settings.batch.comparisons, settings.seed
         if settings.batch_by == "user":
-            order: Order = UserOrder(examples.known, per_step=per_step, seed=seed)
+            of_users = get("training", "user order").value
+            order: Order = of_users(examples.known, per_step=per_step, seed=seed)
         else:
             order = Order(len(examples), per_step, seed)
         trainer.plan(examples, order)
@@ -272,7 +273,7 @@ def _say_how(loop: Loop, lengths: Sequence[int], order: Order, equal: EqualSides
         )
     if equal is not None:
         loop.say(f"{equal}, of which nothing can be learned: remove them")
-    if isinstance(order, UserOrder) and order.split:
+    if order.split:
         loop.say(
             f"batch_by=user: split over several steps: {order.split} of the users, who have more than "
             f"{order.per_step} comparisons (batch.comparisons)"
@@ -306,7 +307,7 @@ def _summary(
         "truncated": trainer.truncated,
         **({} if equal is None else {EQUAL_SIDES: asdict(equal)}),
         "users": len(trainer.method.users) or None,
-        **({"split_users": order.split} if isinstance(order, UserOrder) else {}),
+        **({"split_users": order.split} if order.split is not None else {}),
         "pairs_seen": order.seen(trainer.settings.steps),
         "tokens_seen": int(sum(row["tokens"] for row in steps)),
         "parameters": trainer.parameters,

@@ -12,8 +12,9 @@ from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held
 from prb_jax.training.config import BatchSettings, default_config, load_settings
-from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
+from prb_jax.training.data import Examples, Order, permutation, read_training_data, user_weights
 from prb_jax.training.microbatches import Layout, labelled, plan_layout
+from prb_jax.training.user_order import UserOrder
 from prb_jax.trees.packing import StreamShape
 from prb_jax.trees.tree import Tree, build_tree
 from tests.training.small_batches import small_config
