@@ -16,6 +16,7 @@ EXAMPLES = [
 NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",)}
 PICTURES = {
     "audit": ("audit.html", "audit.svg"),
+    "best_of_n": ("correlation.html", "correlation.svg"),
     "compare": ("leaderboard.html", "leaderboard.svg"),
     "benchmarks": ("sums.html", "benchmarks.svg"),
     "people": ("people.html", "people.svg"),
