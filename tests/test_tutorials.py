@@ -13,9 +13,10 @@ TUTORIALS = [ROOT / "docs" / name for name in pages(NAV["Tutorials"]) if not nam
 EXAMPLES = [
     page for page in sorted((ROOT / "docs").glob("*.md")) if "bash" in {one.language for one in blocks(page)}
 ]
-NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",)}
+NEEDS = {"trl": ("torch", "trl"), "tpu_pod": ("libtpu",), "ppo": ("torch",)}
 PICTURES = {
     "audit": ("audit.html", "audit.svg"),
+    "best_of_n": ("correlation.html", "correlation.svg"),
     "compare": ("leaderboard.html", "leaderboard.svg"),
     "benchmarks": ("sums.html", "benchmarks.svg"),
     "people": ("people.html", "people.svg"),

@@ -245,6 +245,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse, and reject unknown words with a hint to the verb's nearest flag."""
+        first = args[0] if args else ""
+        if first.startswith("-") and first.partition("=")[0] not in self._option_string_actions:
+            self.error(f"unrecognized arguments: {first}{self._hint_to(first)}")
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             verb: Parser = getattr(options, "parser", self)

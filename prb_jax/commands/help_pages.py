@@ -162,7 +162,7 @@ EXAMPLES = {
     """,
     "audit": """
         prb audit audit --data pairs.jsonl --annotators ana ben
-        prb audit audit --report
+        prb audit audit --report --out page.html
         prb audit audit --export judgements.csv
     """,
     "serve": """
@@ -183,7 +183,7 @@ EXAMPLES = {
     "leaderboard": """
         prb leaderboard runs
         prb leaderboard runs --format markdown
-        prb leaderboard runs --controls
+        prb leaderboard runs --out page.html
     """,
     "report": """
         prb report runs/first --out page.html

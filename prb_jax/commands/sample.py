@@ -238,18 +238,14 @@ def add_best_of_n(sub: Parser) -> None:
 def run_best_of_n(options: argparse.Namespace) -> None:
     """Score, and print the curves."""
     start(options)
-    from prb_jax.behaviour.judges.best_of_n import best_of_n, quality_label
-    from prb_jax.reports.table import ResultsTable, interval
+    from prb_jax.behaviour.judges.best_of_n import best_of_n
+    from prb_jax.reports.best_of_n import render_best_of_n
 
     result = call(best_of_n, options, judge=asked_judge(options, prompts=options.prompts))
     if process_index() > 0:
         return
     summary, curves = result.summary, result.summary["curves"]
-    columns = [("selector", list(curves))]
-    for points in zip(*curves.values(), strict=True):
-        qualities = [interval(point["quality"], point["ci95"]) for point in points]
-        columns.append((f"k={points[0]['k']}", qualities))
-    print_table(ResultsTable(f"quality of the best of k: {quality_label(options.quality)}", columns))
+    print_table(render_best_of_n(summary))
     if summary["empty"]:
         others = f"prompts with nothing else: {len(summary['left_out'])}"
         print(f"{summary['empty']:,} empty samples cannot be scored and are left out; {others}")

@@ -131,5 +131,8 @@ def near_path(path: Path) -> str:
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
     if cut := next((name for name in sorted(beside) if name.startswith(f"{path.name} ")), None):
         return f"; did you mean '{path.parent / cut}'? A name with blanks needs quotation marks"
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    by_stem = {
+        name.partition(".")[0]: name for name in sorted(beside, reverse=True)
+    }  # suffixes are alike anyway
+    near = difflib.get_close_matches(path.name.partition(".")[0], by_stem, n=1)
+    return f"; did you mean {path.parent / by_stem[near[0]]}?" if near else ""

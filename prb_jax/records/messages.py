@@ -159,7 +159,8 @@ def read_messages(
         given = asked
     for name, value in responses:
         if value is None:
-            fields.fail(where, name, f"missing{found}")
+            is_null = f"'{name}'" in found  # the names of the row's fields
+            fields.fail(where, name, "null; expected a response" if is_null else f"missing{found}")
     written_out = [isinstance(value, list | tuple | Turns) for _, value in responses]
     if not any(written_out):
         if given is None:

@@ -124,7 +124,7 @@ def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
             words = [
                 counted(values["profile_posts"], "post")
                 if key == "profile_posts" and key in values
-                else f"{key} {values.get(key)}"
+                else f"{key} {'none' if values.get(key) is None else values[key]}"
                 for key in changed
             ]
             shown[name] = listed(words, most=_DIFFERENCES_SHOWN)

@@ -14,6 +14,7 @@ from prb_jax.records.schema import check_schema
 from prb_jax.reports.drawings import drawing
 from prb_jax.reports.forest import BASELINE, MODEL, Estimate, draw_forest
 from prb_jax.reports.page import Block, Chapter, Listing, Section
+from prb_jax.reports.summary import about_figure
 from prb_jax.reports.table import (
     NONE,
     Cell,
@@ -357,16 +358,13 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Block]:
     last = sorted(
         (row for row in _last(rows).values() if row["accuracy"] is not None), key=lambda row: -row["accuracy"]
     )
-    estimates = [
-        Estimate(
-            row["method"],
-            row["accuracy"],
-            row["accuracy_ci95"],
-            MODEL if row["p_holm"] is not None else BASELINE,
-            f"after {counted(row['shots'], 'comparison')}" if row["shots"] else "",
-        )
-        for row in last
-    ]
+    estimates = []
+    for row in last:
+        kind = MODEL if row["p_holm"] is not None else BASELINE
+        after = f"after {counted(row['shots'], 'comparison')}" if row["shots"] else ""
+        name = row["method"] if kind == MODEL else f"baseline:{row['method']}"
+        remark = "; ".join(filter(None, (after, about_figure(name, row, of=row["n"]))))
+        estimates.append(Estimate(row["method"], row["accuracy"], row["accuracy_ci95"], kind, remark))
     yield draw_forest("Accuracy of each method", estimates, reference=("chance 0.5", 0.5), what="a method")
     gains = [
         Estimate(row["method"], row["diff_to_pooled"], row["diff_to_pooled_ci95"])

@@ -242,6 +242,8 @@ WORDS: list[tuple[str, ...]] = [
     ("bench skore", "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
     ("unknown", "unknown verb 'unknown'"),
     ("help", "unknown verb 'help'; did you mean --help?"),
+    ("--halp", "unrecognized arguments: --halp; did you mean --help?"),
+    (f"{RUN} --data poirs.jsonl", "poirs.jsonl: no such file; did you mean pairs.jsonl?"),
     ("version", "unknown verb 'version'; did you mean --version?"),
     ("quickstart --unknown", "--unknown"),
     (
@@ -356,10 +358,13 @@ def test_names_and_letters_that_a_shell_or_an_editor_changed(tmp_path: Path, cap
     Path("latin.csv").write_bytes("question,chosen\ncafé,x\n".encode("latin-1"))
     Path("empty.jsonl").touch()
     Path("empty").mkdir()
+    Path("null.jsonl").write_text('{"question": "a", "chosen": "b", "rejected": null}\n')
     for words, part in {
         "my pairs.jsonl": "no such file, folder or data set; did you mean 'my pairs.jsonl'? A name with",
         "latin.jsonl": "1: invalid UTF-8: byte 0xe9 at column 18 (invalid continuation byte); save the file as UTF-8",
         "latin.csv": "latin.csv:2: invalid UTF-8: byte 0xe9 (invalid continuation byte); save the file as UTF-8",
+        "null.jsonl": "null.jsonl:1: field 'rejected': null; expected a response",
+        "other.jsonl": "other.jsonl: no such file\n",
         "empty.jsonl": "empty.jsonl: no comparisons in it; expected at least one",
         "empty": "no data files in it; expected .jsonl, .jsonl.gz, .json,",
     }.items():

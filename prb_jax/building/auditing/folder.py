@@ -166,7 +166,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def _read(path: Path) -> AuditFolder | None:
-    record = _AUDITS.read(path)
+    record = _AUDITS.read(path, hint="choose the folder of an audit")
     if record is None:
         return None
     inputs = record["inputs"]

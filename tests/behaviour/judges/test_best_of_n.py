@@ -19,6 +19,7 @@ from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.behaviour.rl.rewards import _asks
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.reports.best_of_n import best_of_n_answer
 from prb_jax.runs.behaviour import read_behaviour
 from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
@@ -246,3 +247,18 @@ def test_a_file_of_anybody_s_texts_is_chosen_from(samples, tmp_path):
         write_lines(file, [dict(zip(names, row, strict=False))])
         with pytest.raises(prb.PrbError, match=message):
             best_of_n(file, tmp_path / "c", **options)
+
+
+def test_the_answer_names_the_best_choice_beside_its_bounds():
+    def ends(quality, bounds=None):
+        return [{"k": 1, "quality": 0.0, "ci95": None}, {"k": 4, "quality": quality, "ci95": bounds}]
+
+    curves = {"a": ends(0.2), "b": ends(0.3, [0.1, 0.5]), "oracle": ends(0.9), "random": ends(0.05)}
+    assert best_of_n_answer({"curves": curves}) == (
+        "b is the best of 2 rewards: its choice among 4 samples has a quality of 0.300 [0.100, 0.500]. "
+        "A random choice has 0.050, and the best possible one 0.900."
+    )
+    del curves["b"]
+    assert best_of_n_answer({"curves": curves}).startswith(
+        "The choice of a among 4 samples has a quality of 0.200. "
+    )
