@@ -30,7 +30,7 @@ from prb_jax.models.head import States, read_out
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
-from prb_jax.platform.sharding import constrainer
+from prb_jax.platform.sharding import constrainer, replicated
 from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
 from prb_jax.trees.stream_tables import BLOCK
 
@@ -43,10 +43,13 @@ _EVERYWHERE = 2**30  # window of a layer without one
 QUERIES = 64
 """Tokens of a block of queries: more would see more keys of other conversations."""
 
-Continued = tuple[jax.Array, jax.Array, jax.Array]
-"""Rewards float32 [1, M], and keys [L, G, N, H] and values [L, G, H, N] of the computed tokens."""
+Fresh = tuple[jax.Array, jax.Array]
+"""Keys [L, G, N, H] and values [L, G, H, N] of the computed tokens; N is at least the tokens of a stream."""
 
-ContinuedFn = Callable[[Params, ContinuedBatch], Continued]
+Continued = tuple[jax.Array, *Fresh]
+"""Rewards float32 [1, M], and the keys and values of the computed tokens."""
+
+ContinuedFn = Callable[[Params, ContinuedBatch, Fresh], Continued]
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
@@ -69,16 +72,28 @@ def empty_page(config: DecoderConfig, dtype: jnp.dtype) -> Page:
     return Page(np.zeros((layers, heads, PAGE, size), dtype), np.zeros((layers, heads, size, PAGE), dtype))
 
 
+def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
+    """Return arrays into which a program writes the keys and values of at most so many computed tokens."""
+    layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    place = replicated(mesh)  # like the results of a program, so that both kinds of arrays need one program
+    keys = jnp.zeros((layers, heads, tokens, size), dtype, device=place)
+    return keys, jnp.zeros((layers, heads, size, tokens), dtype, device=place)
+
+
 @functools.lru_cache(maxsize=16)
 def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) -> ContinuedFn:
-    """Return the jitted scorer of streams after cached tokens: (params, batch) -> rewards, keys and values.
+    """Return the jitted scorer of streams after cached tokens: (params, batch, fresh) -> rewards, keys and values.
+
+    The keys and values are written into the arrays `fresh`, which are donated; what they held before is ignored. New
+    arrays for each batch would cost about as much as a tenth of its products: all of their memory is touched.
 
     Args:
       config: Architecture.
       dtype: Dtype of activations.
       readout: Read-out; see :func:`prb_jax.models.head.choose_readout`.
     """
-    return jax.jit(functools.partial(_score, config=config, dtype=dtype, readout=readout))
+    scorer = functools.partial(_score, config=config, dtype=dtype, readout=readout)
+    return jax.jit(scorer, donate_argnums=2)
 
 
 class _Table(NamedTuple):
@@ -91,7 +106,13 @@ class _Table(NamedTuple):
 
 
 def _score(
-    params: Params, batch: ContinuedBatch, *, config: DecoderConfig, dtype: jnp.dtype, readout: str
+    params: Params,
+    batch: ContinuedBatch,
+    fresh: Fresh,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    readout: str,
 ) -> Continued:
     decoder = bind(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -175,9 +196,11 @@ def _score(
             done = done + chunks * size
         return carry
 
-    shape = config.num_hidden_layers, config.num_key_value_heads, count, config.head_dim
-    blank = jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], shape[3], shape[2]), dtype)
-    x, *held = lax.fori_loop(0, last, run, (x, *blank))
+    keys, values = fresh
+    # The last block may have places after the last chunk, which are masked. Their old values could be infinite.
+    clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
+    values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
+    x, *held = lax.fori_loop(0, last, run, (x, keys, values))
 
     def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
         held[:] = put(held, k, v, last, 0)

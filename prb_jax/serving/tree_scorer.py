@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import ContinuedFn, empty_page, make_continued_fn
+from prb_jax.models.continued import ContinuedFn, Fresh, empty_page, make_continued_fn, make_fresh
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
+from prb_jax.serving.page_store import PageStore
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
@@ -70,7 +71,9 @@ class TreeScorer:
     cache: PrefixCache | None = None
     known: ScoreCache = field(default_factory=ScoreCache, repr=False)
     rooms: list[Room] = field(default_factory=list, repr=False)
-    """Arrays into which what is kept is copied for a batch, of batches that are done."""
+    """Arrays into which cached keys and values are copied for a batch, of finished batches."""
+    fresh: list[Fresh] = field(default_factory=list, repr=False)
+    """Arrays into which a batch writes the keys and values that it computes, of finished batches."""
 
     @property
     def batcher(self) -> Batcher:
@@ -86,6 +89,11 @@ class TreeScorer:
         """Program that scores streams after cached tokens."""
         model = self.model
         return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
+
+    @cached_property
+    def store(self) -> PageStore:
+        """Memory for the pages of the cache."""
+        return PageStore(empty_page(self.model.decoder, jnp.dtype(self.model.dtype)))
 
     def kept(self, tree: Tree) -> KeptPrefix:
         """Return the cached tokens of a tree's prefix, as many as a stream has room for."""
@@ -126,6 +134,21 @@ class TreeScorer:
         model = self.model
         return make_room(empty_page(model.decoder, jnp.dtype(model.dtype)), self.shapes.fixed[-1].kept)
 
+    def _fresh(self, batch: LaidBehind) -> Fresh:
+        """Return arrays for the keys and values of a batch, which no other batch uses."""
+        tokens = batch.batch.tokens.shape[1]
+        if tokens <= self._most_fresh:
+            with contextlib.suppress(IndexError):
+                return self.fresh.pop()
+        model, most = self.model, max(tokens, self._most_fresh)
+        return make_fresh(model.decoder, model.mesh, jnp.dtype(model.dtype), most)
+
+    @property
+    def _most_fresh(self) -> int:
+        """Tokens of the arrays in `fresh`: of the longest shape. A longer batch has arrays of its own."""
+        assert isinstance(self.shapes, StreamOptions)
+        return self.shapes.fixed[-1].tokens
+
     def start(self, batch: Batch | LaidBehind) -> Callable[[], np.ndarray]:
         """Start scoring a batch; return a function that waits for the scores and caches the computed prefixes."""
         if not isinstance(batch, LaidBehind):
@@ -133,13 +156,16 @@ class TreeScorer:
             return lambda: np.asarray(scores, np.float32)
         sizes = [np.shape(array) for array in jax.tree.leaves(batch.batch)]
         with compiling(self.program, *sizes):
-            rewards, keys, values = self.program(self.model.params, batch.batch)
+            rewards, *fresh = self.program(self.model.params, batch.batch, self._fresh(batch))
 
         def finish() -> np.ndarray:
             assert self.cache is not None
-            for prefix, pages in batch.pages(np.asarray(keys), np.asarray(values)):
+            keys, values = fresh
+            for prefix, pages in batch.pages(np.asarray(keys), np.asarray(values), self.store.new):
                 self.cache.put(prefix, pages)
             scores = np.asarray(rewards, np.float32)
+            if keys.shape[2] == self._most_fresh:
+                self.fresh.append((keys, values))
             self.rooms.append((cast(Any, batch.batch.keys), cast(Any, batch.batch.values)))
             return scores
 

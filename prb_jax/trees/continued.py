@@ -7,7 +7,7 @@ are only attended to; all other tokens are computed. Keys and values are cached 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -87,21 +87,22 @@ class LaidBehind:
 
     __repr__ = short_repr
 
-    def pages(self, keys: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, list[Page]]]:
+    def pages(
+        self, keys: np.ndarray, values: np.ndarray, new_page: Callable[[], Page]
+    ) -> list[tuple[np.ndarray, list[Page]]]:
         """Return each prefix with all its pages.
 
         Args:
           keys: Keys of the computed tokens, [L, G, N, H].
           values: Values of the computed tokens, [L, G, H, N].
+          new_page: Returns a page with any contents, to copy into.
         """
         old_keys, old_values = np.asarray(self.batch.keys), np.asarray(self.batch.values)
         room = len(old_keys) * BLOCK
 
         def page_of(columns: np.ndarray) -> Page:
             """Copy a page run by run; a run is of computed keys, or lies in one block of old ones."""
-            layers, heads, _, size = keys.shape
-            page_keys = np.empty((layers, heads, PAGE, size), keys.dtype)
-            page_values = np.empty((layers, heads, size, PAGE), values.dtype)
+            page = new_page()
             begins = (np.diff(columns) != 1) | (columns[1:] == room)
             begins |= (columns[1:] < room) & (columns[1:] % BLOCK == 0)
             for start, end in itertools.pairwise([0, *(np.flatnonzero(begins) + 1).tolist(), PAGE]):
@@ -111,11 +112,9 @@ class LaidBehind:
                     block, place = divmod(first, BLOCK)
                     of_keys, of_values = old_keys[block], old_values[block]
                 run = slice(place, place + end - start)
-                page_keys[:, :, start:end], page_values[..., start:end] = (
-                    of_keys[:, :, run],
-                    of_values[..., run],
-                )
-            return Page(page_keys, page_values)
+                page.keys[:, :, start:end] = of_keys[:, :, run]
+                page.values[..., start:end] = of_values[..., run]
+            return page
 
         made: dict[bytes, Page] = {}  # by columns, because several prefixes share a page
         found = []

@@ -18,7 +18,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import PrbWarning, RunError
-from prb_jax.models.continued import empty_page, why_not_kept
+from prb_jax.models.continued import empty_page, make_fresh, why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.serving import engine as engine_module
@@ -26,6 +26,7 @@ from prb_jax.serving import serve as serve_module
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.items import RenderedItem
 from prb_jax.serving.options import ServeOptions
+from prb_jax.serving.page_store import BLOCK_BYTES, PageStore
 from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.serving.serve import make_served
 from prb_jax.serving.tree_scorer import TreeScorer, open_tree_scorer
@@ -102,7 +103,8 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     shape = cast(Any, scorer.shapes).fixed[-1]
     room = make_room(empty_page(scorer.model.decoder, np.dtype(np.float32)), shape.kept)
     laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], room)
-    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch).compile().as_text()
+    fresh = make_fresh(scorer.model.decoder, scorer.model.mesh, np.dtype(np.float32), shape.tokens)
+    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch, fresh).compile().as_text()
     sizes = (
         f"{scorer.model.decoder.head_dim},{shape.tokens}",
         f"{shape.tokens},{scorer.model.decoder.head_dim}",
@@ -110,6 +112,29 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     of_all_layers = re.findall(rf"= f32\[5,2,(?:{sizes[0]}|{sizes[1]})\]\S* (\S+?)\(", compiled)
     assert "dynamic-update-slice" in of_all_layers
     assert "copy" not in of_all_layers
+
+
+def test_scores_do_not_depend_on_the_old_contents_of_arrays(model: prb.RewardModel) -> None:
+    plain = values(opened(model, held=0), range(len(ITEMS)))
+    scorer = opened(model, held=10**8)
+    scorer.compile()
+    for place in range(len(ITEMS)):
+        scorer.fresh[:] = [cast(Any, tuple(array * np.nan for array in fresh)) for fresh in scorer.fresh]
+        np.testing.assert_allclose(values(scorer, [place]), plain[[place]], atol=1e-5, rtol=0)
+        assert len(scorer.fresh) == 1
+
+
+def test_memory_of_pages_is_used_again_once_nothing_refers_to_them() -> None:
+    like = Page(np.zeros((1, 1, PAGE, 2), np.float32), np.zeros((1, 1, 2, PAGE), np.float32))
+    store = PageStore(like)
+    pages = [store.new() for _ in range(BLOCK_BYTES // like.bytes)]
+    assert len({page.keys.ctypes.data for page in pages}) == len(pages)
+    held = pages[1]
+    released = {page.keys.ctypes.data for page in pages} - {held.keys.ctypes.data}
+    del pages
+    again = [store.new() for _ in released]
+    assert {page.keys.ctypes.data for page in again} == released
+    assert store.new().keys.ctypes.data not in {*released, held.keys.ctypes.data}
 
 
 def test_a_cache_that_holds_little_holds_what_was_asked_for_last(model: prb.RewardModel) -> None:
