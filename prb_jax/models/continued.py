@@ -4,7 +4,7 @@ For CPUs. A layer processes a stream in chunks up to its last real token, so pad
 through blocks of the cached tokens in place, then through blocks of the stream. The products are the same as in
 :mod:`prb_jax.models.attention.walk`, forward only.
 
-Dimensions: N computed tokens including M read tokens, C cached tokens, L layers, G kv heads, H head dim.
+Dimensions: N computed tokens including M read tokens, C cached blocks, L layers, G kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
@@ -31,7 +30,7 @@ from prb_jax.models.layers import product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer, replicated
-from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
+from prb_jax.trees.continued import ContinuedBatch
 from prb_jax.trees.stream_tables import BLOCK
 
 CHUNKS = (1024, 512, 256, 128, 64)
@@ -66,10 +65,13 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
     return None
 
 
-def empty_page(config: DecoderConfig, dtype: jnp.dtype) -> Page:
-    """Return a page of zeros."""
+def block_shapes(
+    config: DecoderConfig, dtype: jnp.dtype
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Return the shapes of the keys and values of a cached block."""
     layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    return Page(np.zeros((layers, heads, PAGE, size), dtype), np.zeros((layers, heads, size, PAGE), dtype))
+    keys, values = (layers, heads, BLOCK, size), (layers, heads, size, BLOCK)
+    return jax.ShapeDtypeStruct(keys, dtype), jax.ShapeDtypeStruct(values, dtype)
 
 
 def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
@@ -101,7 +103,7 @@ class _Table(NamedTuple):
 
     ranks: jax.Array  # int32 [blocks, c], indices of the queries among the computed tokens
     positions: jax.Array  # int32 [blocks, c]
-    keys: jax.Array  # [blocks, (C + N) / BLOCK] indices of blocks
+    keys: jax.Array  # [blocks, C + N / BLOCK] indices of blocks
     counts: jax.Array  # [blocks, 2], number of blocks seen completely, and number seen partly
 
 
@@ -269,7 +271,7 @@ def _attend(
     runs = heads // together
     queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
     queries = queries.reshape(runs, blocks, size, width * together)
-    kept = len(batch.keys)  # blocks
+    kept = len(batch.rows)  # blocks
 
     def of_run(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         run, queries = inputs
@@ -283,7 +285,7 @@ def _attend(
                 """Return keys [BLOCK, H] and values [H, BLOCK] of a block."""
 
                 def old() -> tuple[jax.Array, jax.Array]:
-                    place = number, layer, head, 0, 0
+                    place = batch.rows[number], layer, head, 0, 0
                     k = lax.dynamic_slice(batch.keys, place, (1, 1, 1, BLOCK, size))
                     v = lax.dynamic_slice(batch.values, place, (1, 1, 1, size, BLOCK))
                     return k[0, 0, 0], v[0, 0, 0]

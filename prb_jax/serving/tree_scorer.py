@@ -7,22 +7,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import ContinuedFn, Fresh, empty_page, make_continued_fn, make_fresh
+from prb_jax.models.continued import ContinuedFn, Fresh, block_shapes, make_continued_fn, make_fresh
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
-from prb_jax.serving.page_store import PageStore
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
+from prb_jax.trees.continued import BlockStore, KeptPrefix, LaidBehind, lay_behind
 from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
@@ -33,7 +31,7 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
 )
 from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
-from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import PlannedBatch, Tree, build_tree
 
@@ -69,9 +67,9 @@ class TreeScorer:
     shapes: BatchOptions
     tokens: int
     cache: PrefixCache | None = None
+    store: BlockStore | None = field(default=None, repr=False)
+    """Memory of the cache."""
     known: ScoreCache = field(default_factory=ScoreCache, repr=False)
-    rooms: list[Room] = field(default_factory=list, repr=False)
-    """Arrays into which cached keys and values are copied for a batch, of finished batches."""
     fresh: list[Fresh] = field(default_factory=list, repr=False)
     """Arrays into which a batch writes the keys and values that it computes, of finished batches."""
 
@@ -89,11 +87,6 @@ class TreeScorer:
         """Program that scores streams after cached tokens."""
         model = self.model
         return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
-
-    @cached_property
-    def store(self) -> PageStore:
-        """Memory for the pages of the cache."""
-        return PageStore(empty_page(self.model.decoder, jnp.dtype(self.model.dtype)))
 
     def kept(self, tree: Tree) -> KeptPrefix:
         """Return the cached tokens of a tree's prefix, as many as a stream has room for."""
@@ -115,24 +108,17 @@ class TreeScorer:
     def _behind(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
         """Pack trees into streams after their cached tokens."""
         assert isinstance(self.shapes, StreamOptions)
-        options, trees = self.shapes, with_equal_splits(trees)
+        assert self.store is not None
+        options, store, trees = self.shapes, self.store, with_equal_splits(trees)
         cached = [self.kept(tree) for tree in trees]
         counts = [kept.tokens for kept in cached]
         for (stream,) in pack_streams(trees, options.fixed[-1], options, counts):
             yield PlannedBatch(
                 members=tuple(indices[member] for member in stream.members),
                 computed=stream.tokens,
-                make=lambda stream=stream: [lay_behind(trees, stream, cached, self._room())],
+                make=lambda stream=stream: [lay_behind(trees, stream, cached, store)],
                 take=partial(rows_of_trees, trees, (stream,)),
             )
-
-    def _room(self) -> Room:
-        """Return a room that no running batch uses."""
-        with contextlib.suppress(IndexError):
-            return self.rooms.pop()
-        assert isinstance(self.shapes, StreamOptions)
-        model = self.model
-        return make_room(empty_page(model.decoder, jnp.dtype(model.dtype)), self.shapes.fixed[-1].kept)
 
     def _fresh(self, batch: LaidBehind) -> Fresh:
         """Return arrays for the keys and values of a batch, which no other batch uses."""
@@ -161,12 +147,11 @@ class TreeScorer:
         def finish() -> np.ndarray:
             assert self.cache is not None
             keys, values = fresh
-            for prefix, pages in batch.pages(np.asarray(keys), np.asarray(values), self.store.new):
-                self.cache.put(prefix, pages)
+            for prefix, blocks in batch.blocks(np.asarray(keys), np.asarray(values)):
+                self.cache.put(prefix, blocks)
             scores = np.asarray(rewards, np.float32)
             if keys.shape[2] == self._most_fresh:
                 self.fresh.append((keys, values))
-            self.rooms.append((cast(Any, batch.batch.keys), cast(Any, batch.batch.values)))
             return scores
 
         return finish
@@ -181,8 +166,8 @@ class TreeScorer:
         else:
             packed = [PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed]
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
-            if self.cache is not None:
-                batches = (lay_behind([tree], stream, [KeptPrefix()], self._room()) for stream in packed)
+            if (store := self.store) is not None:
+                batches = (lay_behind([tree], stream, [KeptPrefix()], store) for stream in packed)
         for batch in batches:
             self.start(batch)()
 
@@ -230,5 +215,11 @@ def open_tree_scorer(
         lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
         rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
         shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
-    cache = PrefixCache(prefix_cache) if prefix_cache else None
-    return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens, cache)
+    maker = TreeMaker(model.reader, view, min(most, MOST_RESPONSES))
+    if not prefix_cache:
+        return TreeScorer(model, maker, shapes, tokens)
+    assert isinstance(shapes, StreamOptions)
+    like = block_shapes(model.decoder, jnp.dtype(model.dtype))
+    # Two batches may read as many blocks as fit, while these leave the cache.
+    store = BlockStore(like, most=prefix_cache, spare=2 * shapes.fixed[-1].kept // BLOCK)
+    return TreeScorer(model, maker, shapes, tokens, PrefixCache(prefix_cache), store)
