@@ -157,7 +157,7 @@ class TreeScorer:
         return finish
 
     def compile(self) -> None:
-        """Compile the program of each shape."""
+        """Compile the program of each shape, and touch the memory of the first blocks."""
         tree, shapes = build_tree([[0, 0]]), self.shapes
         batches: Iterable[Batch | LaidBehind]
         if isinstance(shapes, SequenceOptions):
@@ -167,6 +167,7 @@ class TreeScorer:
             packed = [PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed]
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
             if (store := self.store) is not None:
+                store.touch(2 * shapes.fixed[-1].kept // BLOCK)
                 batches = (lay_behind([tree], stream, [KeptPrefix()], store) for stream in packed)
         for batch in batches:
             self.start(batch)()

@@ -72,6 +72,11 @@ class BlockStore:
         weakref.finalize(block, self._free.append, block.row).atexit = False
         return block
 
+    def touch(self, rows: int) -> None:
+        """Make the system give memory for the first rows now, and not to the first batches."""
+        self.keys[:rows] = 0
+        self.values[:rows] = 0
+
     def is_finite(self, row: int, tokens: int) -> bool:
         """Return whether the first keys and values of a row are finite, in one pass: a sum with infinity is not."""
         with np.errstate(invalid="ignore", over="ignore"):
