@@ -4,7 +4,7 @@ For CPUs. A layer processes a stream in chunks up to its last real token, so pad
 through blocks of the cached tokens in place, then through blocks of the stream. The products are the same as in
 :mod:`prb_jax.models.attention.walk`, forward only.
 
-Dimensions: N computed tokens including M read tokens, C cached tokens, L layers, G kv heads, H head dim.
+Dimensions: N computed tokens including M read tokens, C cached blocks, L layers, G kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
@@ -29,8 +28,8 @@ from prb_jax.models.head import States, read_out
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
-from prb_jax.platform.sharding import constrainer
-from prb_jax.trees.continued import PAGE, ContinuedBatch, Page
+from prb_jax.platform.sharding import constrainer, replicated
+from prb_jax.trees.continued import ContinuedBatch
 from prb_jax.trees.tree import BLOCK
 
 CHUNKS = (1024, 512, 256, 128, 64)
@@ -42,10 +41,13 @@ _EVERYWHERE = 2**30  # window of a layer without one
 QUERIES = 64
 """Tokens of a block of queries: more would see more keys of other conversations."""
 
-Continued = tuple[jax.Array, jax.Array, jax.Array]
-"""Rewards float32 [1, M], and keys [L, G, N, H] and values [L, G, H, N] of the computed tokens."""
+Fresh = tuple[jax.Array, jax.Array]
+"""Keys [L, G, N, H] and values [L, G, H, N] of the computed tokens; N is at least the tokens of a stream."""
 
-ContinuedFn = Callable[[Params, ContinuedBatch], Continued]
+Continued = tuple[jax.Array, *Fresh]
+"""Rewards float32 [1, M], and the keys and values of the computed tokens."""
+
+ContinuedFn = Callable[[Params, ContinuedBatch, Fresh], Continued]
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
@@ -62,22 +64,37 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
     return None
 
 
-def empty_page(config: DecoderConfig, dtype: jnp.dtype) -> Page:
-    """Return a page of zeros."""
+def block_shapes(
+    config: DecoderConfig, dtype: jnp.dtype
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Return the shapes of the keys and values of a cached block."""
     layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    return Page(np.zeros((layers, heads, PAGE, size), dtype), np.zeros((layers, heads, size, PAGE), dtype))
+    keys, values = (layers, heads, BLOCK, size), (layers, heads, size, BLOCK)
+    return jax.ShapeDtypeStruct(keys, dtype), jax.ShapeDtypeStruct(values, dtype)
+
+
+def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
+    """Return arrays into which a program writes the keys and values of at most so many computed tokens."""
+    layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    place = replicated(mesh)  # like the results of a program, so that both kinds of arrays need one program
+    keys = jnp.zeros((layers, heads, tokens, size), dtype, device=place)
+    return keys, jnp.zeros((layers, heads, size, tokens), dtype, device=place)
 
 
 @functools.lru_cache(maxsize=16)
 def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) -> ContinuedFn:
-    """Return the jitted scorer of streams after cached tokens: (params, batch) -> rewards, keys and values.
+    """Return the jitted scorer of streams after cached tokens: (params, batch, fresh) -> rewards, keys and values.
+
+    The keys and values are written into the arrays `fresh`, which are donated; what they held before is ignored. New
+    arrays for each batch would cost about as much as a tenth of its products: all of their memory is touched.
 
     Args:
       config: Architecture.
       dtype: Dtype of activations.
       readout: Read-out; see :func:`prb_jax.models.head.choose_readout`.
     """
-    return jax.jit(functools.partial(_score, config=config, dtype=dtype, readout=readout))
+    scorer = functools.partial(_score, config=config, dtype=dtype, readout=readout)
+    return jax.jit(scorer, donate_argnums=2)
 
 
 class _Table(NamedTuple):
@@ -85,12 +102,18 @@ class _Table(NamedTuple):
 
     ranks: jax.Array  # int32 [blocks, c], indices of the queries among the computed tokens
     positions: jax.Array  # int32 [blocks, c]
-    keys: jax.Array  # [blocks, (C + N) / BLOCK] indices of blocks
+    keys: jax.Array  # [blocks, C + N / BLOCK] indices of blocks
     counts: jax.Array  # [blocks, 2], number of blocks seen completely, and number seen partly
 
 
 def _score(
-    params: Params, batch: ContinuedBatch, *, config: DecoderConfig, dtype: jnp.dtype, readout: str
+    params: Params,
+    batch: ContinuedBatch,
+    fresh: Fresh,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    readout: str,
 ) -> Continued:
     decoder = bind(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -174,9 +197,11 @@ def _score(
             done = done + chunks * size
         return carry
 
-    shape = config.num_hidden_layers, config.num_key_value_heads, count, config.head_dim
-    blank = jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], shape[3], shape[2]), dtype)
-    x, *held = lax.fori_loop(0, last, run, (x, *blank))
+    keys, values = fresh
+    # The last block may have places after the last chunk, which are masked. Their old values could be infinite.
+    clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
+    values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
+    x, *held = lax.fori_loop(0, last, run, (x, keys, values))
 
     def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
         held[:] = put(held, k, v, last, 0)
@@ -245,7 +270,7 @@ def _attend(
     runs = heads // together
     queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
     queries = queries.reshape(runs, blocks, size, width * together)
-    kept = len(batch.keys)  # blocks
+    kept = len(batch.rows)  # blocks
 
     def of_run(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         run, queries = inputs
@@ -259,7 +284,7 @@ def _attend(
                 """Return keys [BLOCK, H] and values [H, BLOCK] of a block."""
 
                 def old() -> tuple[jax.Array, jax.Array]:
-                    place = number, layer, head, 0, 0
+                    place = batch.rows[number], layer, head, 0, 0
                     k = lax.dynamic_slice(batch.keys, place, (1, 1, 1, BLOCK, size))
                     v = lax.dynamic_slice(batch.values, place, (1, 1, 1, size, BLOCK))
                     return k[0, 0, 0], v[0, 0, 0]

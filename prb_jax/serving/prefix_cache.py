@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 
-from prb_jax.trees.continued import PAGE, KeptPrefix, Page
+from prb_jax.trees.continued import PAGE, CachedBlock, KeptPrefix
 from prb_jax.trees.tree import Tree, common_run
 
 _FOLLOWERS = 32
@@ -53,7 +53,8 @@ class ScoreCache:
 class PrefixCache:
     """Pages of keys and values; the least recently used pages are evicted first. Thread-safe.
 
-    The key of a page is its token ids and the token ids of all pages before it.
+    The key of a page is its token ids and the token ids of all pages before it. Up to four pages are in one block of
+    memory, which is free when all of them are evicted.
 
     Args:
       most: Maximum number of bytes in the cache.
@@ -64,10 +65,12 @@ class PrefixCache:
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
-        self._pages: OrderedDict[_Key, tuple[int, Page]] = OrderedDict()  # most recently used pages last
+        # number and block of each page, the most recently used pages last
+        self._pages: OrderedDict[_Key, tuple[int, CachedBlock]] = OrderedDict()
         self._followers: dict[
             int, list[_Key]
         ] = {}  # of each page by number, the latest last; 0 for first pages
+        self._blocks = Counter[CachedBlock]()  # number of cached pages of each block
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -82,45 +85,46 @@ class PrefixCache:
         with self._lock:
             most = min(len(ids), most)
             found = self._walk(ids, most // PAGE)
-            pages, count = [page for _, page in found.values()], len(found) * PAGE
+            blocks, count = [block for _, block in found.values()], len(found) * PAGE
             last = next(reversed(found.values()))[0] if found else 0
             rest = ids[count : min(most, count + PAGE)]
             latest = self._followers.get(last, [])[-_FOLLOWERS:]
             runs = {common_run([rest, np.frombuffer(key[1], np.int32)]): key for key in latest}
             if (run := max(runs, default=0)) > 0:
-                pages.append(self._pages[runs[run]][1])
+                blocks.append(self._pages[runs[run]][1])
                 self._touch([*found, runs[run]])
-            return KeptPrefix(pages, count + run)
+            return KeptPrefix(blocks, count + run)
 
-    def put(self, ids: np.ndarray, pages: Sequence[Page]) -> None:
-        """Add the pages of the prefix of these ids, starting with the first page.
-
-        A page with a value that is not finite is skipped with all later pages: it would spoil every score after it.
-        """
+    def put(self, ids: np.ndarray, blocks: Sequence[CachedBlock]) -> None:
+        """Add the first pages of the prefix of these ids, each with its block."""
         with self._lock:
-            known = self._walk(ids, len(pages))
+            known = self._walk(ids, len(blocks))
             chain = list(known)
             before = known[chain[-1]][0] if chain else 0
-            for place in range(len(chain), len(pages)):
-                page = pages[place]
-                if not page.is_finite:
-                    break
-                key = before, _ids_of(ids, place)
+            for place in range(len(chain), len(blocks)):
+                key, block = (before, _ids_of(ids, place)), blocks[place]
                 before = next(self._numbers)
-                self._pages[key] = before, page
+                self._pages[key] = before, block
                 self._followers.setdefault(key[0], []).append(key)
-                self.bytes += page.bytes
+                self.bytes += 0 if block in self._blocks else block.bytes
+                self._blocks[block] += 1
                 chain.append(key)
             self._touch(chain)
             while self.bytes > self.most:
-                key, (number, page) = self._pages.popitem(last=False)
-                self.bytes -= page.bytes
-                self._followers.pop(number, None)
-                self._followers[key[0]].remove(key)
+                self._evict()
 
-    def _walk(self, ids: np.ndarray, most: int) -> dict[_Key, tuple[int, Page]]:
+    def _evict(self) -> None:
+        key, (number, block) = self._pages.popitem(last=False)
+        self._blocks[block] -= 1
+        if not self._blocks[block]:
+            del self._blocks[block]
+            self.bytes -= block.bytes
+        self._followers.pop(number, None)
+        self._followers[key[0]].remove(key)
+
+    def _walk(self, ids: np.ndarray, most: int) -> dict[_Key, tuple[int, CachedBlock]]:
         """Return the cached pages of this prefix, in order, and mark them as the most recently used."""
-        found: dict[_Key, tuple[int, Page]] = {}
+        found: dict[_Key, tuple[int, CachedBlock]] = {}
         before = 0
         for place in range(most):
             key = before, _ids_of(ids, place)

@@ -7,21 +7,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import ContinuedFn, empty_page, make_continued_fn
+from prb_jax.models.continued import ContinuedFn, Fresh, block_shapes, make_continued_fn, make_fresh
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, ItemTree, Score, Scores, TreeMaker
 from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import KeptPrefix, LaidBehind, Room, lay_behind, make_room
+from prb_jax.trees.continued import BlockStore, KeptPrefix, LaidBehind, lay_behind
 from prb_jax.trees.kernel_tables import for_lengths
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.sequences import (
@@ -33,7 +32,7 @@ from prb_jax.trees.sequences import (
 )
 from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
 from prb_jax.trees.streams import make_stream_batch
-from prb_jax.trees.tree import PlannedBatch, Tree, build_tree, round_up
+from prb_jax.trees.tree import BLOCK, PlannedBatch, Tree, build_tree, round_up
 
 PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""
@@ -67,9 +66,11 @@ class TreeScorer:
     shapes: BatchOptions
     tokens: int
     cache: PrefixCache | None = None
+    store: BlockStore | None = field(default=None, repr=False)
+    """Memory of the cache."""
     known: ScoreCache = field(default_factory=ScoreCache, repr=False)
-    rooms: list[Room] = field(default_factory=list, repr=False)
-    """Arrays into which what is kept is copied for a batch, of batches that are done."""
+    fresh: list[Fresh] = field(default_factory=list, repr=False)
+    """Arrays into which a batch writes the keys and values that it computes, of finished batches."""
 
     @property
     def batcher(self) -> Batcher:
@@ -106,24 +107,32 @@ class TreeScorer:
     def _behind(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[PlannedBatch]:
         """Pack trees into streams after their cached tokens."""
         assert isinstance(self.shapes, StreamOptions)
-        options, trees = self.shapes, with_equal_splits(trees)
+        assert self.store is not None
+        options, store, trees = self.shapes, self.store, with_equal_splits(trees)
         cached = [self.kept(tree) for tree in trees]
         counts = [kept.tokens for kept in cached]
         for (stream,) in pack_streams(trees, options.fixed[-1], options, counts):
             yield PlannedBatch(
                 members=tuple(indices[member] for member in stream.members),
                 computed=stream.tokens,
-                make=lambda stream=stream: [lay_behind(trees, stream, cached, self._room())],
+                make=lambda stream=stream: [lay_behind(trees, stream, cached, store)],
                 take=partial(rows_of_trees, trees, (stream,)),
             )
 
-    def _room(self) -> Room:
-        """Return a room that no running batch uses."""
-        with contextlib.suppress(IndexError):
-            return self.rooms.pop()
+    def _fresh(self, batch: LaidBehind) -> Fresh:
+        """Return arrays for the keys and values of a batch, which no other batch uses."""
+        tokens = batch.batch.tokens.shape[1]
+        if tokens <= self._most_fresh:
+            with contextlib.suppress(IndexError):
+                return self.fresh.pop()
+        model, most = self.model, max(tokens, self._most_fresh)
+        return make_fresh(model.decoder, model.mesh, jnp.dtype(model.dtype), most)
+
+    @property
+    def _most_fresh(self) -> int:
+        """Tokens of the arrays in `fresh`: of the longest shape. A longer batch has arrays of its own."""
         assert isinstance(self.shapes, StreamOptions)
-        model = self.model
-        return make_room(empty_page(model.decoder, jnp.dtype(model.dtype)), self.shapes.fixed[-1].kept)
+        return self.shapes.fixed[-1].tokens
 
     def start(self, batch: Batch | LaidBehind) -> Callable[[], np.ndarray]:
         """Start scoring a batch; return a function that waits for the scores and caches the computed prefixes."""
@@ -132,20 +141,22 @@ class TreeScorer:
             return lambda: np.asarray(scores, np.float32)
         sizes = [np.shape(array) for array in jax.tree.leaves(batch.batch)]
         with compiling(self.program, *sizes):
-            rewards, keys, values = self.program(self.model.params, batch.batch)
+            rewards, *fresh = self.program(self.model.params, batch.batch, self._fresh(batch))
 
         def finish() -> np.ndarray:
             assert self.cache is not None
-            for prefix, pages in batch.pages(np.asarray(keys), np.asarray(values)):
-                self.cache.put(prefix, pages)
+            keys, values = fresh
+            for prefix, blocks in batch.blocks(np.asarray(keys), np.asarray(values)):
+                self.cache.put(prefix, blocks)
             scores = np.asarray(rewards, np.float32)
-            self.rooms.append((cast(Any, batch.batch.keys), cast(Any, batch.batch.values)))
+            if keys.shape[2] == self._most_fresh:
+                self.fresh.append((keys, values))
             return scores
 
         return finish
 
     def compile(self) -> None:
-        """Compile the program of each shape."""
+        """Compile the program of each shape, and touch the memory of the first blocks."""
         tree, shapes = build_tree([[0, 0]]), self.shapes
         batches: Iterable[Batch | LaidBehind]
         if isinstance(shapes, SequenceOptions):
@@ -154,8 +165,9 @@ class TreeScorer:
         else:
             packed = [PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed]
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
-            if self.cache is not None:
-                batches = (lay_behind([tree], stream, [KeptPrefix()], self._room()) for stream in packed)
+            if (store := self.store) is not None:
+                store.touch(2 * shapes.fixed[-1].kept // BLOCK)
+                batches = (lay_behind([tree], stream, [KeptPrefix()], store) for stream in packed)
         for batch in batches:
             self.start(batch)()
 
@@ -203,5 +215,11 @@ def open_tree_scorer(
         lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
         rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
         shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
-    cache = PrefixCache(prefix_cache) if prefix_cache else None
-    return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens, cache)
+    maker = TreeMaker(model.reader, view, min(most, MOST_RESPONSES))
+    if not prefix_cache:
+        return TreeScorer(model, maker, shapes, tokens)
+    assert isinstance(shapes, StreamOptions)
+    like = block_shapes(model.decoder, jnp.dtype(model.dtype))
+    # Two batches may read as many blocks as fit, while these leave the cache.
+    store = BlockStore(like, most=prefix_cache, spare=2 * shapes.fixed[-1].kept // BLOCK)
+    return TreeScorer(model, maker, shapes, tokens, PrefixCache(prefix_cache), store)

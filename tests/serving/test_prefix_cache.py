@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import jax
 import numpy as np
 import pytest
+from prb_jax.trees.tree import BLOCK
 
 import prb_jax as prb
 from prb_jax.errors import PrbWarning, RunError
-from prb_jax.models.continued import empty_page, why_not_kept
+from prb_jax.models.continued import make_fresh, why_not_kept
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.serving import engine as engine_module
@@ -30,8 +32,8 @@ from prb_jax.serving.prefix_cache import PrefixCache
 from prb_jax.serving.serve import make_served
 from prb_jax.serving.tree_scorer import TreeScorer, open_tree_scorer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.continued import PAGE, KeptPrefix, Page, lay_behind, make_room
-from prb_jax.trees.packing import PackedStream
+from prb_jax.trees.continued import PAGE, PAGES, BlockStore, CachedBlock, KeptPrefix, lay_behind
+from prb_jax.trees.packing import PackedStream, StreamShape
 from prb_jax.trees.tree import build_tree, common_run
 from tests.scoring.records import text, write_model
 from tests.serving.local_server import serving
@@ -100,9 +102,11 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     """Each chunk of tokens writes into them in place: copies would take several times as long as the layers."""
     scorer = opened(prb.load(write_model(tmp_path, "qwen3", num_hidden_layers=5)), held=10**6)
     shape = cast(Any, scorer.shapes).fixed[-1]
-    room = make_room(empty_page(scorer.model.decoder, np.dtype(np.float32)), shape.kept)
-    laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], room)
-    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch).compile().as_text()
+    assert scorer.store is not None
+    packed = PackedStream(shape, (0,), (0,), 2)
+    laid = lay_behind([build_tree([[0, 0]])], packed, [KeptPrefix()], scorer.store)
+    fresh = make_fresh(scorer.model.decoder, scorer.model.mesh, np.dtype(np.float32), shape.tokens)
+    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch, fresh).compile().as_text()
     sizes = (
         f"{scorer.model.decoder.head_dim},{shape.tokens}",
         f"{shape.tokens},{scorer.model.decoder.head_dim}",
@@ -112,53 +116,122 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     assert "copy" not in of_all_layers
 
 
+def test_scores_do_not_depend_on_the_old_contents_of_arrays(model: prb.RewardModel) -> None:
+    plain = values(opened(model, held=0), range(len(ITEMS)))
+    scorer = opened(model, held=10**8)
+    scorer.compile()
+    for place in range(len(ITEMS)):
+        scorer.fresh[:] = [cast(Any, tuple(array * np.nan for array in fresh)) for fresh in scorer.fresh]
+        np.testing.assert_allclose(values(scorer, [place]), plain[[place]], atol=1e-5, rtol=0)
+        assert len(scorer.fresh) == 1
+
+
+SHAPES = (
+    jax.ShapeDtypeStruct((1, 1, BLOCK, 2), np.dtype(np.float32)),
+    jax.ShapeDtypeStruct((1, 1, 2, BLOCK), np.dtype(np.float32)),
+)
+
+
+def test_a_row_is_used_again_once_nothing_refers_to_its_block() -> None:
+    size = sum(2 * BLOCK * 4 for _ in SHAPES)
+    store = BlockStore(SHAPES, most=3 * size, spare=1)
+    blocks = [cast(CachedBlock, store.new()) for _ in range(4)]
+    assert [(block.row, block.bytes) for block in blocks] == [(row, size) for row in range(4)]
+    assert store.new() is None
+    kept = KeptPrefix(blocks[1:3], 1)
+    del blocks
+    again = [store.new(), store.new()]
+    assert {block.row for block in again if block} == {0, 3}
+    assert store.new() is None
+    assert [block.row for block in kept.blocks] == [1, 2]
+
+
+def test_a_prefix_is_cached_up_to_the_first_block_that_is_not_finite_or_has_no_memory() -> None:
+    size = sum(2 * BLOCK * 4 for _ in SHAPES)
+    store = BlockStore(SHAPES, most=4 * size, spare=0)
+    ids = np.arange(4 * BLOCK + PAGE, dtype=np.int32)
+    tree = build_tree([[*ids.tolist(), 1], [*ids.tolist(), 2]])
+    shape = StreamShape(6 * BLOCK, 16, 0)
+    laid = lay_behind([tree], PackedStream(shape, (0,), (0,), tree.tokens), [KeptPrefix()], store)
+    keys = np.random.default_rng(0).normal(size=(1, 1, shape.tokens, 2)).astype(np.float32)
+    values = np.ascontiguousarray(keys.swapaxes(2, 3))
+
+    def cached(changed: float | None = None) -> int:
+        given = values.copy()
+        if changed is not None:
+            given[0, 0, 1, 2 * BLOCK + 5] = changed
+        ((prefix, blocks),) = laid.blocks(keys, given)
+        assert prefix is tree.prefix
+        for number, block in enumerate(blocks[::PAGES]):
+            at = slice(number * BLOCK, (number + 1) * BLOCK)
+            np.testing.assert_array_equal(store.keys[block.row], keys[:, :, at])
+            np.testing.assert_array_equal(store.values[block.row], given[..., at])
+        return len(blocks)
+
+    assert cached() == 4 * PAGES  # the fifth block has no memory
+    assert [cached(broken) for broken in (np.nan, np.inf, -np.inf)] == [2 * PAGES] * 3
+    held = store.new(), store.new()
+    assert cached() == 2 * PAGES
+    del held
+
+
 def test_a_cache_that_holds_little_holds_what_was_asked_for_last(model: prb.RewardModel) -> None:
     plain = values(opened(model, held=0), range(len(ITEMS)))
-    page = opened(model, held=10**6)
+    page = opened(model, held=10**8)
     values(page, [0])
-    size = page.cache.bytes // len(page.cache) if page.cache else 0
-    scorer = opened(model, held=6 * size)
+    assert page.cache is not None
+    size = page.cache.bytes // -(-len(page.cache) // PAGES)
+    scorer = opened(model, held=2 * size)
     assert scorer.cache is not None
     for place in (0, 2, 6, 1, 5, 1):
         np.testing.assert_allclose(values(scorer, [place]), plain[place], atol=1e-5, rtol=0)
-        assert scorer.cache.bytes <= 6 * size
-        assert scorer.cache.bytes == size * len(scorer.cache)
+        assert scorer.cache.bytes <= 2 * size
+        assert size * -(-len(scorer.cache) // PAGES) <= scorer.cache.bytes
     assert computed(scorer, [5]) == (len(CONVERSATIONS[5]) - 1) % PAGE + 1
     assert computed(scorer, [2]) > computed(scorer, [5]) + PAGE
 
 
-def test_pages_go_from_the_end_of_a_beginning_and_none_is_held_without_those_before_it() -> None:
-    def page(value: float = 0.0) -> Page:
-        return Page(np.full((1, 1, PAGE, 2), value, np.float32), np.full((1, 1, 2, PAGE), value, np.float32))
+def blocks_of(pages: int, first: int = 0) -> list[CachedBlock]:
+    """A block of its own for each page: the cache counts blocks, not tokens."""
+    return [CachedBlock(first + row, 100) for row in range(pages)]
 
+
+def test_pages_go_from_the_end_of_a_beginning_and_none_is_held_without_those_before_it() -> None:
     first = np.arange(4 * PAGE, dtype=np.int32)
     other = np.concatenate([first[:PAGE], first[: 2 * PAGE]])
-    cache = PrefixCache(5 * page().bytes)
-    cache.put(first, [page() for _ in range(4)])
-    cache.put(other, [*cache.find(other, most=PAGE).pages, page(), page()])
+    cache = PrefixCache(500)
+    cache.put(first, blocks_of(4))
+    cache.put(other, [*cache.find(other, most=PAGE).blocks, *blocks_of(2)])
     assert (len(cache), cache.bytes) == (5, cache.most)
     assert [cache.find(ids, most=10**6).tokens for ids in (first, other)] == [3 * PAGE, 3 * PAGE]
     assert cache.find(first, most=PAGE + 1).tokens == PAGE + 1
-    broken = first[::-1].copy()
-    cache.put(broken, [page(), page(np.nan), page()])
-    assert cache.find(broken, most=10**6).tokens == PAGE
     long = np.arange(1000, 1000 + 9 * PAGE, dtype=np.int32)
-    cache.put(long, [page() for _ in range(9)])  # more than it may hold
+    cache.put(long, blocks_of(9))  # more than it may hold
     assert cache.find(long, most=10**6).tokens == PAGE * len(cache) == 5 * PAGE
     assert cache.bytes <= cache.most
 
 
+def test_a_block_counts_once_until_its_last_page_is_evicted() -> None:
+    (block, other), ids = blocks_of(2), np.arange(5 * PAGE, dtype=np.int32)
+    cache = PrefixCache(200)
+    cache.put(ids, [block] * PAGES)
+    assert cache.bytes == 100
+    cache.put(ids, [block] * PAGES + [other])
+    assert cache.bytes == 200
+    cache.put(ids + 1000, blocks_of(1, first=2))  # the last page of `ids` leaves
+    assert (cache.bytes, len(cache)) == (200, PAGES + 1)
+    cache.put(ids + 2000, blocks_of(2, first=3))  # its other pages too
+    assert (cache.bytes, len(cache)) == (200, 2)
+
+
 def test_a_page_that_only_begins_like_a_prefix_is_kept_as_far_as_it_is_alike() -> None:
-    pages = [
-        Page(np.full((1, 1, PAGE, 2), k, np.float32), np.full((1, 1, 2, PAGE), k, np.float32))
-        for k in range(3)
-    ]
+    blocks = blocks_of(3)
     ids = np.arange(2 * PAGE, dtype=np.int32)
     other = np.concatenate([ids[: PAGE + 20], ids[:PAGE]])
-    cache = PrefixCache(sum(page.bytes for page in pages))
-    cache.put(ids, pages[:2])
-    cache.put(other, [pages[0], pages[2]])
-    for wanted, most, tokens, page in (
+    cache = PrefixCache(300)
+    cache.put(ids, blocks[:2])
+    cache.put(other, [blocks[0], blocks[2]])
+    for wanted, most, tokens, row in (
         (np.concatenate([ids[: PAGE + 7], [99, 98]]), 10**6, PAGE + 7, 2),  # both begin alike: the latest one
         (np.concatenate([other[: PAGE + 25], [99]]), 10**6, PAGE + 25, 2),
         (np.concatenate([ids[: PAGE + 25], [99]]), 10**6, PAGE + 25, 1),
@@ -168,8 +241,8 @@ def test_a_page_that_only_begins_like_a_prefix_is_kept_as_far_as_it_is_alike() -
     ):
         found = cache.find(wanted.astype(np.int32), most=most)
         assert found.tokens == tokens
-        assert [page.keys[0, 0, 0, 0] for page in found.pages[-1:]] == [page] * (page is not None)
-    cache.put(np.arange(500, 500 + 3 * PAGE, dtype=np.int32), pages)  # and all others go
+        assert [block.row for block in found.blocks[-1:]] == [row] * (row is not None)
+    cache.put(np.arange(500, 500 + 3 * PAGE, dtype=np.int32), blocks_of(3, first=3))  # and all others go
     assert [cache.find(some, most=10**6).tokens for some in (ids, other)] == [0, 0]
 
 
