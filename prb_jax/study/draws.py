@@ -16,19 +16,19 @@ from prb_jax.personal.few_shot.taste_prior import judgements_of
 
 
 def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
-    """Return the prior with the mean taste and the effects of texts drawn from their posterior, and a slope of 1.
+    """Return the prior with the mean taste and the effects of texts drawn from their posterior, times its slope.
 
     Estimates are shrunk: a prior with the estimated mean taste and effects would make choices less certain than
     people's choices. The posterior given the choices of the seen people is normal (Laplace). A draw solves its linear
-    equations with noise on the right-hand side (Papandreou and Yuille 2010). A prior without a penalty is returned
-    unchanged.
+    equations with noise on the right-hand side (Papandreou and Yuille 2010). The mean and effects of a prior without a
+    penalty are not drawn. A slope above 1 means that margins of the validation part are larger than estimated, e.g. if
+    texts differ more than any penalty of the settings allows.
     """
     from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
 
     numbers, arrays = fitted.numbers, fitted.arrays
-    moved = {"slope": np.float32(1)}
     if not numbers.get("l2", 0.0) > 0:
-        return replace(fitted, numbers=numbers | moved)
+        return _scaled(fitted)
     rows = judgements_of(seen, votes=bool(numbers["counted"]))
     shrink = shrinkage(fitted, rows).astype(np.float64)
     sure = 1 / (1 + np.exp(-shrink * pooled_margins(fitted, rows)))
@@ -64,11 +64,23 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
     operators = (hessian, lambda values: values.reshape(-1) / diagonal)
     whole, scale = (LinearOperator(size, matvec=one) for one in operators)  # pyright: ignore[reportCallIssue] - the stubs know no matvec
     drawn, _ = cg(whole, noise, rtol=1e-6, maxiter=1000, M=scale)
-    changed = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}
+    changed, moved = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}, {}
     if texts:
         effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
         changed["items"], moved["typical"] = effects[:-1].astype(np.float32), np.float32(effects[-1])
-    return replace(fitted, arrays=arrays | changed, numbers=numbers | moved)
+    return _scaled(replace(fitted, arrays=arrays | changed, numbers=numbers | moved))
+
+
+SCALED = ("direction", "items", "basis", "texts")
+
+
+def _scaled(fitted: Fitted) -> Fitted:
+    """Return the prior of margins that are larger by its slope; the new slope is 1. Posts reveal as much as before."""
+    numbers, slope = fitted.numbers, fitted.numbers.get("slope", np.float32(1))
+    powers = {"typical": 1, "isotropic": 2, "word_gain": -1, "vote_gain": -1}
+    moved = {name: numbers[name] * slope**power for name, power in powers.items() if name in numbers}
+    arrays = {name: rows * slope if name in SCALED else rows for name, rows in fitted.arrays.items()}
+    return replace(fitted, arrays=arrays, numbers=numbers | moved | {"slope": np.float32(1)})
 
 
 def draw_choices(

@@ -57,7 +57,6 @@ def ceiling(
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
-    nobody = repeated(METHOD.empty_state(prior), len(part.queries.users))
     estimated, seen = prior, part.choices.only(part.split.trained)
     sums: dict[tuple[str, int], Any] = {}
     for _ in range(DRAWS):
@@ -65,8 +64,9 @@ def ceiling(
         drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
         margins = {(KNOWN, max(shots)): truth[places]}
         for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
-            states = nobody
-            if key[0] != NO_USER:
+            if key[0] == NO_USER:
+                states = repeated(METHOD.empty_state(prior), len(part.queries.users))
+            else:
                 rows = part.contexts.first(key[1], width=width)
                 states = adapt_users(METHOD, prior, drawn, rows, key=jax.random.key(0), mesh=mesh)
             scores = score_users(METHOD, prior, states, drawn, part.queries, mesh=mesh)[mask]
