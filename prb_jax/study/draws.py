@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -15,8 +16,9 @@ from prb_jax.personal.few_shot.taste_posterior import pooled_margins, shrinkage
 from prb_jax.personal.few_shot.taste_prior import judgements_of
 
 
-def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
-    """Return the prior with the mean taste and the effects of texts drawn from their posterior, times its slope.
+def prior_sampler(fitted: Fitted, seen: Choices) -> Callable[[np.random.Generator], Fitted]:
+    """Return a function that draws the mean taste and the effects of texts of a prior from their posterior, and
+    multiplies margins by the slope of the prior.
 
     Estimates are shrunk: a prior with the estimated mean taste and effects would make choices less certain than
     people's choices. The posterior given the choices of the seen people is normal (Laplace). A draw solves its linear
@@ -24,11 +26,12 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
     penalty are not drawn. A slope above 1 means that margins of the validation part are larger than estimated, e.g. if
     texts differ more than any penalty of the settings allows.
     """
-    from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
+    from scipy.linalg import cho_factor, cho_solve  # scipy takes long to import
+    from scipy.sparse.linalg import LinearOperator, cg
 
     numbers, arrays = fitted.numbers, fitted.arrays
     if not numbers.get("l2", 0.0) > 0:
-        return _scaled(fitted)
+        return lambda rng: _scaled(fitted)
     rows = judgements_of(seen, votes=bool(numbers["counted"]))
     shrink = shrinkage(fitted, rows).astype(np.float64)
     sure = 1 / (1 + np.exp(-shrink * pooled_margins(fitted, rows)))
@@ -56,19 +59,30 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
     def hessian(values: np.ndarray) -> np.ndarray:
         return transposed(weights * margins(values)) + precision * values.reshape(-1)
 
-    diagonal = np.concatenate([np.sum(weights[:, None] * deltas**2, axis=0), np.zeros(texts)]) + precision
+    # Preconditioned by the blocks of features and of texts, the latter a diagonal.
+    factor = cho_factor((weights[:, None] * deltas).T @ deltas + np.diag(precision[:width]))
+    diagonal = precision[width:]
     if texts:
-        diagonal[width:] += sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
-    noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
-    noise += np.sqrt(precision) * rng.standard_normal(len(precision))
-    operators = (hessian, lambda values: values.reshape(-1) / diagonal)
+        diagonal = diagonal + sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
+
+    def preconditioned(values: np.ndarray) -> np.ndarray:
+        values = values.reshape(-1)
+        return np.concatenate([cho_solve(factor, values[:width]), values[width:] / diagonal])
+
+    operators = (hessian, preconditioned)
     whole, scale = (LinearOperator(size, matvec=one) for one in operators)  # pyright: ignore[reportCallIssue] - the stubs know no matvec
-    drawn, _ = cg(whole, noise, rtol=1e-6, maxiter=1000, M=scale)
-    changed, moved = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}, {}
-    if texts:
-        effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
-        changed["items"], moved["typical"] = effects[:-1].astype(np.float32), np.float32(effects[-1])
-    return _scaled(replace(fitted, arrays=arrays | changed, numbers=numbers | moved))
+
+    def draw(rng: np.random.Generator) -> Fitted:
+        noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
+        noise += np.sqrt(precision) * rng.standard_normal(len(precision))
+        drawn, _ = cg(whole, noise, rtol=1e-4, maxiter=1000, M=scale)
+        changed, moved = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}, {}
+        if texts:
+            effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
+            changed["items"], moved["typical"] = effects[:-1].astype(np.float32), np.float32(effects[-1])
+        return _scaled(replace(fitted, arrays=arrays | changed, numbers=numbers | moved))
+
+    return draw
 
 
 SCALED = ("direction", "items", "basis", "texts")

@@ -27,7 +27,7 @@ from prb_jax.records.writing import held_folder, refuse_file, write_json
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.study.backbone import features_of
-from prb_jax.study.draws import draw_choices, draw_prior
+from prb_jax.study.draws import draw_choices, prior_sampler
 from prb_jax.study.outcomes import NO_USER, PLAIN, SplitData, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import results
@@ -57,10 +57,10 @@ def ceiling(
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
-    estimated, seen = prior, part.choices.only(part.split.trained)
+    draw = prior_sampler(prior, part.choices.only(part.split.trained))
     sums: dict[tuple[str, int], Any] = {}
     for _ in range(DRAWS):
-        prior = draw_prior(estimated, seen, rng=rng)
+        prior = draw(rng)
         drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
         margins = {(KNOWN, max(shots)): truth[places]}
         for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
@@ -156,12 +156,12 @@ def plan_study(
             )
         expected = ceiling(prior, part, shots=(shots,), mesh=devices)
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
-        rows, seen = [], part.choices.only(first.trained)
+        rows, draw = [], prior_sampler(prior, part.choices.only(first.trained))
         for number in counts:
             studies = []
             for repeat in range(repeats):
                 rng = np.random.default_rng([number, repeat])
-                of_study = draw_prior(prior, seen, rng=rng)
+                of_study = draw(rng)
                 drawn, truth = _draw_people(population, of_study, number, rng, devices)
                 studies.append(
                     _simulated_study(

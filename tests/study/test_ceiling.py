@@ -30,7 +30,7 @@ from prb_jax.reports.planning import render_plan, render_questions
 from prb_jax.reports.study import render_study
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study.ask import known_of_person
-from prb_jax.study.draws import draw_choices, draw_prior
+from prb_jax.study.draws import draw_choices, prior_sampler
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
@@ -207,7 +207,8 @@ def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
     width = data.deltas.shape[1]
     penalty = np.diag(np.repeat([0.01 * len(data), 2.0], [width, count + 1]))
     expected = np.linalg.inv((rows * weights[:, None]).T @ rows + penalty)
-    draws = [draw_prior(prior, data, rng=rng) for _ in range(1500)]
+    draw = prior_sampler(prior, data)
+    draws = [draw(rng) for _ in range(1500)]
     moved = np.array(
         [
             np.concatenate([one.arrays["direction"], one.arrays["items"], [one.numbers["typical"]]])
@@ -251,7 +252,7 @@ def test_a_drawn_prior_has_margins_times_the_slope_of_the_estimated_one() -> Non
 
     def margins(slope: float) -> np.ndarray:
         prior = Fitted(arrays, numbers | {"slope": np.float32(slope)}, FEW)
-        made, truth = draw_choices(draw_prior(prior, data, rng=rng), data, rng=np.random.default_rng(4))
+        made, truth = draw_choices(prior_sampler(prior, data)(rng), data, rng=np.random.default_rng(4))
         return np.where(made.chosen == data.chosen, truth, -truth)
 
     np.testing.assert_allclose(margins(1.7), 1.7 * margins(1.0), rtol=2e-3, atol=2e-3)
@@ -280,7 +281,8 @@ def test_a_ceiling_is_not_below_what_is_observed_where_a_penalty_is_too_strong(s
     places = made.queries.places[made.queries.mask]
     ours = pooled_margins(fitted, asked)[places]
     observed = np.where(ours > 0, sigmoid(truth), sigmoid(-truth)).mean()
-    drawn = [pooled_margins(draw_prior(fitted, made.seen, rng=rng), asked)[places] for _ in range(8)]
+    draw = prior_sampler(fitted, made.seen)
+    drawn = [pooled_margins(draw(rng), asked)[places] for _ in range(8)]
     found = np.mean([sigmoid(np.abs(margins)) for margins in drawn])
     assert observed < found < sigmoid(np.abs(truth)).mean() + 0.005
 

@@ -132,9 +132,14 @@ def fit(data: FitData) -> Fitted:
 def fit_parts(data: FitData) -> dict[str, Fitted]:
     """Return three priors, each with a separate slope. "nobody" has no personal part, "simple" has equal variance of
     tastes in all directions and the person's posts, and "bayes" is the prior of `fit`."""
+    return fit_simple(data) | {"bayes": fit(data)}
+
+
+def fit_simple(data: FitData) -> dict[str, Fitted]:
+    """Return the first two priors of `fit_parts`."""
     nobody, alike = _nobody(data), _alike(data)
     simple = _with_gains(data, data.best([nobody, *alike]), alike)
-    return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple), "bayes": fit(data)}
+    return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple)}
 
 
 def _judged(data: FitData) -> Judged:
