@@ -227,8 +227,8 @@ def test_a_drawn_prior_has_margins_times_the_slope_of_the_estimated_one() -> Non
     posts = Posts(
         rng.normal(size=(6, 2, WIDTH)).astype(np.float32),
         np.ones((6, 2), bool),
-        np.tile(np.float32([0, 1]), (6, 1)),
-        np.tile(np.int32([-1, 4]), (6, 1)),
+        np.tile(np.array([0, 1], np.float32), (6, 1)),
+        np.tile(np.array([-1, 4], np.int32), (6, 1)),
     )
     users = np.repeat(np.arange(6, dtype=np.int32), 5)
     data = choices_of(features, *rng.permutation(60).reshape(2, 30) % 30, users=users, posts=posts)
