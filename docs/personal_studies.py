@@ -47,10 +47,6 @@ from prb_jax.study.splits import UNSEEN_PART, make_splits
 Row = dict[str, Any]
 
 
-SEEDS = 5
-"""Splits of each study, in each of which a fifth of the people is unseen."""
-
-
 @dataclass(frozen=True)
 class Study:
     """A study of one data set.
@@ -59,6 +55,7 @@ class Study:
       data: the name of the file; None for the generated personas.
       rows: what is used of the rows of the file.
       shots, split: of `prb personalise`.
+      seeds: splits; in three of them 30 % of the people are unseen, in five 20 %.
       features: options of `prb features`.
       left_out: methods without a personal part in every split of an earlier run, by choice of the validation part.
       more: tables of this data set alone, from the folder of all studies.
@@ -68,6 +65,7 @@ class Study:
     rows: Callable[[list[Row]], list[Row]]
     shots: str = "0,1,2,4,8,16"
     split: str = "other-question"
+    seeds: int = 3
     features: str = "--responses-alone"
     left_out: tuple[str, ...] = ()
     more: Callable[[Path], list[str]] | None = None
@@ -194,7 +192,7 @@ def _readable(out: Path) -> str:
     right = np.sum((deltas[asked] @ axes) * true[asked], axis=1) > 0
     lines = [f"A linear reader that knows axes and tastes: {right.mean():.3f} of {len(right):,} choices."]
     study = STUDIES["personas"]
-    splits = make_splits(population, by=study.split, seeds=SEEDS)
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
     parts = [make_part(standardised(choices, split)[0], split) for split in splits]
     for l2 in (0.01, 0.03, 0.1, 0.3):
         adapted, known = _told_the_tastes_of_seen_people(parts, true, l2)
@@ -238,7 +236,7 @@ def _by_conversation(out: Path) -> list[str]:
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
-    splits = make_splits(population, by=study.split, seeds=SEEDS)
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
     topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
     outcomes = {
         name: [read_outcome(folder / "outcomes" / f"{name}-{split.seed}.npz") for split in splits]
@@ -406,7 +404,13 @@ STUDIES = {
         "gd6", _whole, shots="0,1,2,4,8", features="", left_out=("lore_free", "pal", "mrm", *NEVER_PERSONAL)
     ),
     "gd6_plain": Study(
-        "gd6", _whole, shots="0,2,4,8,10", split="user", features="", left_out=("pal", "mrm", *NEVER_PERSONAL)
+        "gd6",
+        _whole,
+        shots="0,2,4,8,10",
+        split="user",
+        seeds=5,
+        features="",
+        left_out=("pal", "mrm", *NEVER_PERSONAL),
     ),
     "polis_en": Study(
         "polis_en",
@@ -451,7 +455,7 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
             run(f"features {encoder} --data {path} {study.features} --out {features}")
             run(
                 f"personalise --data {path} --backbone {features} --methods {_methods(study)} --shots {study.shots} "
-                f"--seeds {SEEDS} --split {study.split} --out {out / name}"
+                f"--seeds {study.seeds} --split {study.split} --out {out / name}"
             )
         write_table(name, out / name, out)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from personal_studies import SEEDS, STUDIES, prepare
+from personal_studies import STUDIES, prepare
 from scipy.optimize import minimize_scalar
 
 from prb_jax.metrics.clusters import Clusters
@@ -67,7 +67,7 @@ def compare(name: str, data: Path, out: Path, *, splits: int) -> str:
     shots = tuple(int(text) for text in study.shots.split(","))
     places = list[np.ndarray]()
     margins: dict[tuple[str, int], list[np.ndarray]] = {}
-    for split in make_splits(population, by=study.split, seeds=SEEDS)[:splits]:
+    for split in make_splits(population, by=study.split, seeds=study.seeds)[:splits]:
         of_study = out / name / "outcomes"
         paths = {one: (folder if one in SIMPLE else of_study) / f"{one}-{split.seed}.npz" for one in NAMES}
         if not all(paths[one].exists() for one in SIMPLE):

@@ -34,7 +34,7 @@ from prb_jax.study.results import results
 from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, make_splits
 
 KNOWN: Final = "person known"
-DRAWS: Final = 8
+DRAWS: Final = 4
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3

@@ -201,7 +201,8 @@ def _on_devices(tables: Any, mesh: Mesh | None) -> Any:
 def _over_users(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
     users = len(jax.tree.leaves(rows)[0])
     shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    size = min(USERS_AT_ONCE, few_sizes(users))
+    calls = -(-users // USERS_AT_ONCE)
+    size = min(USERS_AT_ONCE, few_sizes(-(-users // calls)))
     return _in_chunks(run, rows, size + -size % shards, mesh)
 
 
