@@ -401,7 +401,7 @@ def write_table(name: str, folder: Path, out: Path) -> None:
 NEVER_PERSONAL = ("gpo", "sparse", "user_embedding", "user_clusters")
 STUDIES = {
     "gd6": Study(
-        "gd6", _whole, shots="0,1,2,4,8", features="", left_out=("lore_free", "pal", "mrm", *NEVER_PERSONAL)
+        "gd6", _whole, shots="0,2,8", features="", left_out=("lore_free", "pal", "mrm", *NEVER_PERSONAL)
     ),
     "gd6_plain": Study(
         "gd6",
@@ -415,14 +415,14 @@ STUDIES = {
     "polis_en": Study(
         "polis_en",
         _kind,
-        shots="0,2,4",
+        shots="0,2",
         left_out=("lore_free", "pref", "pal", "mrm", *NEVER_PERSONAL),
         more=_by_conversation,
     ),
     "ukpconvarg1": Study(
         "ukpconvarg1",
         _judgements,
-        shots="0,1,4",
+        shots="0,4",
         left_out=("lore_free", "vpl", "pal", "mrm", *NEVER_PERSONAL),
     ),
     "prefeval": Study(
@@ -431,7 +431,7 @@ STUDIES = {
     "personas": Study(
         None,
         _whole,
-        shots="0,2,4,8,16,128",
+        shots="0,4,16,128",
         left_out=("vpl", "pal", "gpo", "mrm", "user_embedding", "user_clusters"),
         more=_new_wording,
     ),
