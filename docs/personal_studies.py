@@ -288,7 +288,8 @@ def table(rows: Sequence[Row], *, shots: Sequence[int]) -> str:
             continue
         kept = shots[:1] if method == POOLED else shots if method in WHOLE else ends
         shown += [row for row in known if row["shots"] in kept]
-    shown += [row for row in rows if row["control"] and _is_shown(row, shots)]
+    controls = [row for row in rows if row["control"] and _is_shown(row, shots)]
+    shown += sorted(controls, key=lambda row: row["accuracy"] if row["control"] == SIMULATED else 0)
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|", *map(_line, shown)]
     text = "\n".join(lines)
     return text if not equal else f"{text}\n\nWithin {EQUAL} of pooled at every k: {', '.join(equal)}."
