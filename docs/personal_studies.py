@@ -280,10 +280,11 @@ HEADS = (
 def table(rows: Sequence[Row], *, shots: Sequence[int]) -> str:
     """Return the rows of a part of the people as a table of Markdown, and the methods that equal pooled."""
     ends, shown, equal = (shots[0], shots[-1]), list[Row](), list[str]()
-    for method in dict.fromkeys(row["method"] for row in rows if not row["control"]):
+    order = [*BASELINES, *METHODS]
+    for method in sorted({row["method"] for row in rows if not row["control"]}, key=order.index):
         of_method = [row for row in rows if row["method"] == method and row["shots"] in shots]
         known = [row for row in of_method if row["accuracy"] is not None]
-        if method not in (POOLED, *BASELINES) and all(map(_equals_pooled, known)):
+        if known and method not in (POOLED, *BASELINES) and all(map(_equals_pooled, known)):
             equal.append(f"`{method}`")
             continue
         kept = shots[:1] if method == POOLED else shots if method in WHOLE else ends
@@ -301,7 +302,7 @@ def _equals_pooled(row: Row) -> bool:
 
 
 def _is_shown(row: Row, shots: Sequence[int]) -> bool:
-    """Whether a table has a control: those of `bayes`, and the ceilings."""
+    """Whether a table has a control: the controls of `bayes`, and the ceilings."""
     method, _, control = row["method"].partition(", ")
     if row["accuracy"] is None:
         return False

@@ -3,7 +3,7 @@
     python docs/personal_studies.py ENCODER DATA OUT gd6_plain      # features, and the whole study
     python docs/stacked_parts.py DATA OUT 5 gd6_plain
 
-The outcomes of pooled Bradley-Terry, `bayes` and `stacked` are those of the study. The two simple parts of `stacked`
+The outcomes of pooled Bradley-Terry, `bayes` and `stacked` come from the study. The two simple parts of `stacked`
 are fitted again on each of the first 5 splits (or fewer), and predict the same choices of unseen people. Their margins
 are kept in OUT/NAME.stacked, so the same call continues what was killed. The table is in OUT/NAME.stacked.md.
 """
