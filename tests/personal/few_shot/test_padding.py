@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.choices import Choices, contexts_and_queries
@@ -39,8 +41,10 @@ def test_sizes_are_few_and_at_most_a_quarter_larger() -> None:
 def test_splits_of_almost_equal_sizes_share_programs() -> None:
     fitted = METHOD.fit(people(20), people(20), settings=OffsetSettings(spread=(1.0,)), key=KEY)
 
+    compiled: tuple[Any, ...] = (protocol._adapt, protocol._score, fit_direction)
+
     def programs() -> list[int]:
-        return [one._cache_size() for one in (protocol._adapt, protocol._score, fit_direction)]
+        return [one._cache_size() for one in compiled]
 
     found = []
     for count in (41, 43, 44):
@@ -54,7 +58,7 @@ def test_splits_of_almost_equal_sizes_share_programs() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_people_in_several_calls_have_the_same_states(monkeypatch) -> None:
+def test_people_in_several_calls_have_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = people(43)
     fitted = METHOD.fit(choices, choices, settings=OffsetSettings(spread=(1.0,)), key=KEY)
     contexts, queries = contexts_and_queries(choices, seed=0)
