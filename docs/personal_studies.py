@@ -6,7 +6,7 @@ two: `gd6` predicts other questions, in `gd6_plain` any other choice of a person
 ENCODER is MiniLM (all-MiniLM-L6-v2) or another encoder of texts, DATA the folder of `gd6.jsonl.gz`,
 `polis_en.jsonl.gz`, `ukpconvarg1.jsonl.gz` and `prefeval.jsonl.gz`. Every command is printed as it would be typed; the
 same call continues what was killed. The tables are written to OUT/NAME.md, the picture of the few-shot curves is
-OUT/NAME/curves.svg; with `--table` in the place of ENCODER the tables alone are written.
+OUT/NAME/curves.svg; with `--table` in the place of ENCODER only the tables are written.
 """
 
 import gzip
@@ -28,18 +28,23 @@ from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.fitting import minimise
 from prb_jax.personal.few_shot.protocol import Fitted
+from prb_jax.personal.few_shot.registry import METHODS, POOLED
 from prb_jax.records.sources import personas
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.study.outcomes import PLAIN, SplitData, make_part, read_outcome, run_method, standardised
+from prb_jax.study.outcomes import (
+    BASELINES,
+    PLAIN,
+    SplitData,
+    make_part,
+    read_outcome,
+    run_method,
+    standardised,
+)
 from prb_jax.study.population import read_population
-from prb_jax.study.results import subset_results
+from prb_jax.study.results import SIMULATED, subset_results
 from prb_jax.study.splits import UNSEEN_PART, make_splits
 
 Row = dict[str, Any]
-
-
-SEEDS = 5
-"""Splits of each study, in each of which a fifth of the people is unseen."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class Study:
       data: the name of the file; None for the generated personas.
       rows: what is used of the rows of the file.
       shots, split: of `prb personalise`.
+      seeds: splits; in three of them 30 % of the people are unseen, in five 20 %.
       features: options of `prb features`.
+      left_out: methods without a personal part in every split of an earlier run, by choice of the validation part.
       more: tables of this data set alone, from the folder of all studies.
     """
 
@@ -58,7 +65,9 @@ class Study:
     rows: Callable[[list[Row]], list[Row]]
     shots: str = "0,1,2,4,8,16"
     split: str = "other-question"
+    seeds: int = 3
     features: str = "--responses-alone"
+    left_out: tuple[str, ...] = ()
     more: Callable[[Path], list[str]] | None = None
 
 
@@ -183,7 +192,7 @@ def _readable(out: Path) -> str:
     right = np.sum((deltas[asked] @ axes) * true[asked], axis=1) > 0
     lines = [f"A linear reader that knows axes and tastes: {right.mean():.3f} of {len(right):,} choices."]
     study = STUDIES["personas"]
-    splits = make_splits(population, by=study.split, seeds=SEEDS)
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
     parts = [make_part(standardised(choices, split)[0], split) for split in splits]
     for l2 in (0.01, 0.03, 0.1, 0.3):
         adapted, known = _told_the_tastes_of_seen_people(parts, true, l2)
@@ -227,7 +236,7 @@ def _by_conversation(out: Path) -> list[str]:
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
-    splits = make_splits(population, by=study.split, seeds=SEEDS)
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
     topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
     outcomes = {
         name: [read_outcome(folder / "outcomes" / f"{name}-{split.seed}.npz") for split in splits]
@@ -256,37 +265,114 @@ def _figure(value: float | None, interval: list[float] | None, *, signed: bool =
     return shown if interval is None else f"{shown} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-def table(results: Sequence[Row], *, shots: Sequence[int], split: str = "unseen") -> str:
-    """Return the rows of unseen or seen people as a table of Markdown."""
-    lines = [
-        "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person "
-        "| log-loss minus pooled | its p, Holm |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results:
-        if row["split"] != split or row["control"] or row["shots"] not in shots:
+WHOLE = ("bayes", "stacked")
+"""Methods of which a table has every number of shots; other methods have the smallest and the largest."""
+
+EQUAL = 0.0005
+"""Largest difference to pooled Bradley-Terry, in accuracy and log-loss, of methods that a table leaves out."""
+
+HEADS = (
+    "method", "k", "accuracy", "minus pooled", "minus pooled + offset", "p, Holm", "by the person",
+    "log-loss minus pooled", "its p, Holm", "calibration error",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row], *, shots: Sequence[int]) -> str:
+    """Return the rows of a part of the people as a table of Markdown, and the methods that equal pooled."""
+    ends, shown, equal = (shots[0], shots[-1]), list[Row](), list[str]()
+    order = [*BASELINES, *METHODS]
+    for method in sorted({row["method"] for row in rows if not row["control"]}, key=order.index):
+        of_method = [row for row in rows if row["method"] == method and row["shots"] in shots]
+        known = [row for row in of_method if row["accuracy"] is not None]
+        if known and method not in (POOLED, *BASELINES) and all(map(_equals_pooled, known)):
+            equal.append(f"`{method}`")
             continue
-        p, of_loss = (
-            "-" if row.get(name) is None else f"{row[name]:.3f}" for name in ("p_holm", "p_log_loss_holm")
-        )
-        lines.append(
-            f"| `{row['method']}` | {row['shots']} | {_figure(row['accuracy'], row['accuracy_ci95'])} | "
-            f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
-            f"{_figure(row['diff_to_offset'], row['diff_to_offset_ci95'], signed=True)} | {p} | "
-            f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} | "
-            f"{_figure(row['log_loss_diff_to_pooled'], row['log_loss_diff_to_pooled_ci95'], signed=True)} | {of_loss} |"
-        )
-    return "\n".join(lines)
+        kept = shots[:1] if method == POOLED else shots if method in WHOLE else ends
+        shown += [row for row in known if row["shots"] in kept]
+    controls = [row for row in rows if row["control"] and _is_shown(row, shots)]
+    shown += sorted(controls, key=lambda row: row["accuracy"] if row["control"] == SIMULATED else 0)
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|", *map(_line, shown)]
+    text = "\n".join(lines)
+    return text if not equal else f"{text}\n\nWithin {EQUAL} of pooled at every k: {', '.join(equal)}."
+
+
+def _equals_pooled(row: Row) -> bool:
+    gaps = (row["diff_to_pooled"], row["log_loss_diff_to_pooled"])
+    return all(gap is None or abs(gap) <= EQUAL for gap in gaps)
+
+
+def _is_shown(row: Row, shots: Sequence[int]) -> bool:
+    """Whether a table has a control: the controls of `bayes`, and the ceilings."""
+    method, _, control = row["method"].partition(", ")
+    if row["accuracy"] is None:
+        return False
+    if row["control"] == SIMULATED:
+        return row["shots"] in shots
+    return method == "bayes" and row["shots"] == (0 if control == "no user" else shots[-1])
+
+
+def _line(row: Row) -> str:
+    """Return a row of results as a line of the table."""
+
+    def signed(name: str) -> str:
+        return _figure(row[name], row[f"{name}_ci95"], signed=True)
+
+    p, of_loss = (_p_value(row.get(name)) for name in ("p_holm", "p_log_loss_holm"))
+    name, control, rest = row["method"].partition(", ")
+    cells = [
+        f"`{name}`{control}{rest}" if row["control"] != SIMULATED else row["method"],
+        str(row["shots"]),
+        _figure(row["accuracy"], row["accuracy_ci95"]),
+        *(signed(field) for field in ("diff_to_pooled", "diff_to_offset")),
+        p,
+        signed("gain_from_user"),
+        signed("log_loss_diff_to_pooled"),
+        of_loss,
+        _figure(row["ece"], None),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def numbers(folder: Path) -> str:
+    """Return what the validation part of each split chose for `bayes` and `stacked`, as a table of Markdown."""
+    chosen = json.loads((folder / "study.json").read_text())["numbers"]
+    rows = {
+        f"`{method}`: {name}": [f"{split.get(name, 0):.3g}" for split in chosen[method]]
+        for method, names in NUMBERS.items()
+        if method in chosen
+        for name in names
+    }
+    count = max(map(len, rows.values()), default=0)
+    heads = ["number", *(f"split {split + 1}" for split in range(count))]
+    lines = [heads, ["---"] * len(heads), *([name, *values] for name, values in rows.items())]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+NUMBERS = {
+    "bayes": (
+        "l2", "item_precision", "counted", "rank", "scale", "basis_l2", "spread", "profile_l2", "word_gain",
+        "vote_gain", "text_rank", "text_scale", "slope",
+    ),
+    "stacked": ("nobody.weight", "simple.weight", "bayes.weight", "slope"),
+}  # fmt: skip
 
 
 def write_table(name: str, folder: Path, out: Path) -> None:
     """Write the tables of a finished study: all choices, and each subset with the largest number of shots."""
     results = json.loads((folder / "results.json").read_text())
     counts = [int(text) for text in STUDIES[name].shots.split(",")]
-    unseen = [row for row in results if row["split"] == "unseen"]
+    unseen, seen = ([row for row in results if row["split"] == part] for part in ("unseen", "seen"))
+    tested = sum(row["p_log_loss_holm"] is not None for row in unseen)
     parts = [
-        f"{unseen[0]['n']:,} choices of {unseen[0]['users']:,} unseen people.",
-        table(results, shots=counts),
+        f"{unseen[0]['n']:,} choices of {unseen[0]['users']:,} unseen people; {tested} tested rows.",
+        table(unseen, shots=counts),
+        numbers(folder),
     ]
     controls = [
         row
@@ -295,7 +381,8 @@ def write_table(name: str, folder: Path, out: Path) -> None:
     ]
     parts.append(
         "\n".join(
-            f"- `{row['method']}`, k = {row['shots']}: {_figure(row['accuracy'], row['accuracy_ci95'])}"
+            f"- {row['method']}, k = {row['shots']}: {_figure(row['accuracy'], row['accuracy_ci95'])}, log-loss minus "
+            f"pooled {_figure(row['log_loss_diff_to_pooled'], row['log_loss_diff_to_pooled_ci95'], signed=True)}"
             for row in controls
         )
     )
@@ -305,23 +392,58 @@ def write_table(name: str, folder: Path, out: Path) -> None:
             here = [row for row in subsets if row["subset"] == subset]
             parts.append(f"{subset}: {here[0]['n']:,} choices of {here[0]['users']:,} people.")
             parts.append(table(here, shots=counts[-1:]))
-    if any(row["split"] == "seen" for row in results):
-        parts += ["Held-out choices of seen people:", table(results, shots=counts, split="seen")]
+    if seen:
+        parts += ["Held-out choices of seen people:", table(seen, shots=counts)]
     more = STUDIES[name].more
     parts += [] if more is None else more(out)
     (out / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(f"written: {out / name}.md")
 
 
+NEVER_PERSONAL = ("gpo", "sparse", "user_embedding", "user_clusters")
 STUDIES = {
-    "gd6": Study("gd6", _whole, shots="0,1,2,4,8", features=""),
-    "gd6_plain": Study("gd6", _whole, shots="0,2,4,8,10", split="user", features=""),
-    "polis_en": Study("polis_en", _kind, shots="0,2,4", more=_by_conversation),
-    "ukpconvarg1": Study("ukpconvarg1", _judgements, shots="0,1,4"),
-    "prefeval": Study("prefeval", _whole, shots="0", features=""),
-    "personas": Study(None, _whole, shots="0,2,4,8,16,128", more=_new_wording),
+    "gd6": Study(
+        "gd6", _whole, shots="0,2,8", features="", left_out=("lore_free", "pal", "mrm", *NEVER_PERSONAL)
+    ),
+    "gd6_plain": Study(
+        "gd6",
+        _whole,
+        shots="0,2,4,8,10",
+        split="user",
+        seeds=5,
+        features="",
+        left_out=("pal", "mrm", *NEVER_PERSONAL),
+    ),
+    "polis_en": Study(
+        "polis_en",
+        _kind,
+        shots="0,2",
+        left_out=("lore_free", "pref", "pal", "mrm", *NEVER_PERSONAL),
+        more=_by_conversation,
+    ),
+    "ukpconvarg1": Study(
+        "ukpconvarg1",
+        _judgements,
+        shots="0,4",
+        left_out=("lore_free", "vpl", "pal", "mrm", *NEVER_PERSONAL),
+    ),
+    "prefeval": Study(
+        "prefeval", _whole, shots="0", features="", left_out=("lore_free", "pref", *NEVER_PERSONAL)
+    ),
+    "personas": Study(
+        None,
+        _whole,
+        shots="0,4,16,128",
+        left_out=("vpl", "pal", "gpo", "mrm", "user_embedding", "user_clusters"),
+        more=_new_wording,
+    ),
 }
 PERSONAS = ("train", "test-seen", "test-unseen")
+
+
+def _methods(study: Study) -> str:
+    left_out = {*study.left_out, "lora", "lora_users", "profile_in_context"}  # the last three need a decoder
+    return ",".join(name for name in METHODS if name not in left_out)
 
 
 def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
@@ -334,8 +456,8 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
             features = out / f"{study.data or name}.features"
             run(f"features {encoder} --data {path} {study.features} --out {features}")
             run(
-                f"personalise --data {path} --backbone {features} --methods all --shots {study.shots} "
-                f"--seeds {SEEDS} --split {study.split} --out {out / name}"
+                f"personalise --data {path} --backbone {features} --methods {_methods(study)} --shots {study.shots} "
+                f"--seeds {study.seeds} --split {study.split} --out {out / name}"
             )
         write_table(name, out / name, out)
 

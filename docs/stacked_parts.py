@@ -3,14 +3,12 @@
     python docs/personal_studies.py ENCODER DATA OUT gd6_plain      # features, and the whole study
     python docs/stacked_parts.py DATA OUT 5 gd6_plain
 
-Each of the first 5 splits of a study (or fewer) fits `stacked` on the features in OUT. Its parts and pooled
-Bradley-Terry predict the same choices of unseen people. Margins are kept in OUT/NAME.stacked, so the same call
-continues what was killed. The table is in OUT/NAME.stacked.md. Numbers are chosen after the smallest and the largest
-number of shots.
+The outcomes of pooled Bradley-Terry, `bayes` and `stacked` come from the study. The two simple parts of `stacked`
+are fitted again on each of the first 5 splits (or fewer), and predict the same choices of unseen people. Their margins
+are kept in OUT/NAME.stacked, so the same call continues what was killed. The table is in OUT/NAME.stacked.md.
 """
 
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from personal_studies import SEEDS, STUDIES, prepare
+from personal_studies import STUDIES, prepare
 from scipy.optimize import minimize_scalar
 
 from prb_jax.metrics.clusters import Clusters
@@ -26,6 +24,7 @@ from prb_jax.metrics.paired import add_holm
 from prb_jax.metrics.uncertainty import Interval, difference_interval, mean_interval
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes, stacked
+from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
@@ -33,8 +32,8 @@ from prb_jax.study.outcomes import (
     PLAIN,
     Outcome,
     SplitData,
-    fit_method,
     make_part,
+    parts_of_fit,
     read_outcome,
     run_method,
     standardised,
@@ -44,20 +43,17 @@ from prb_jax.study.splits import UNSEEN_PART, make_splits, posts_of_split
 
 POOLED = method_named("pooled")
 NAMES = (POOLED.name, *stacked.PARTS, stacked.METHOD.name)
+SIMPLE = ("nobody", "simple")
 
 
 def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
-    """Fit `stacked` and pooled Bradley-Terry on a split, and predict with them and with the parts of `stacked`."""
-    start, settings = time.perf_counter(), stacked.StackedSettings(validation_shots=(shots[0], shots[-1]))
-    fitted = fit_method(stacked.METHOD, settings, part, mesh=None)
-    seconds = time.perf_counter() - start
-    fits = {one: (bayes.METHOD, stacked.part_of(fitted, one)) for one in stacked.PARTS}
-    fits[stacked.METHOD.name] = stacked.METHOD, fitted
-    fits[POOLED.name] = POOLED, fit_method(POOLED, POOLED.settings(), part, mesh=None)
+    """Fit the two simple parts on a split, and predict with them."""
+    settings = bayes.BayesSettings(validation_shots=shots)
+    seen, validation, key = parts_of_fit(bayes.METHOD, part)
     outcomes = {}
-    for one, (method, fit) in fits.items():
-        outcome, _ = run_method(method, fit, part, shots=shots, mesh=None)
-        facts = as_recorded({"settings": asdict(fit.settings), "seconds_fit": seconds})
+    for one, fit in bayes.fit_simple(FitData(bayes.METHOD, seen, validation, settings, key)).items():
+        outcome, _ = run_method(bayes.METHOD, fit, part, shots=shots, mesh=None)
+        facts = as_recorded({"settings": asdict(settings), "seconds_fit": 0.0})
         outcomes[one] = replace(outcome, figures={**outcome.figures, **facts})
     return outcomes
 
@@ -71,9 +67,10 @@ def compare(name: str, data: Path, out: Path, *, splits: int) -> str:
     shots = tuple(int(text) for text in study.shots.split(","))
     places = list[np.ndarray]()
     margins: dict[tuple[str, int], list[np.ndarray]] = {}
-    for split in make_splits(population, by=study.split, seeds=SEEDS)[:splits]:
-        paths = {one: folder / f"{one}-{split.seed}.npz" for one in NAMES}
-        if not all(path.exists() for path in paths.values()):
+    for split in make_splits(population, by=study.split, seeds=study.seeds)[:splits]:
+        of_study = out / name / "outcomes"
+        paths = {one: (folder if one in SIMPLE else of_study) / f"{one}-{split.seed}.npz" for one in NAMES}
+        if not all(paths[one].exists() for one in SIMPLE):
             posts, _ = posts_of_split(population, split)
             known = replace(population.choices, posts=posts, in_context=None)
             part = make_part(standardised(known, split)[0], split)
@@ -82,9 +79,9 @@ def compare(name: str, data: Path, out: Path, *, splits: int) -> str:
             jax.clear_caches()
         outcomes = {one: read_outcome(path) for one, path in paths.items()}
         asked = outcomes[POOLED.name].places
-        unseen = (
-            split.part[population.choices.users[asked]] == UNSEEN_PART
-        )  # each person in one split at most
+        assert all(np.array_equal(outcome.places, asked) for outcome in outcomes.values())
+        # Each person is unseen in one split at most.
+        unseen = split.part[population.choices.users[asked]] == UNSEEN_PART
         places.append(asked[unseen])
         for one, outcome in outcomes.items():
             for count in shots:

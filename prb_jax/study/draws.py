@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -15,20 +16,22 @@ from prb_jax.personal.few_shot.taste_posterior import pooled_margins, shrinkage
 from prb_jax.personal.few_shot.taste_prior import judgements_of
 
 
-def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fitted:
-    """Return the prior with the mean taste and the effects of texts drawn from their posterior, and a slope of 1.
+def prior_sampler(fitted: Fitted, seen: Choices) -> Callable[[np.random.Generator], Fitted]:
+    """Return a function that draws the mean taste and the effects of texts of a prior from their posterior, and
+    multiplies margins by the slope of the prior.
 
     Estimates are shrunk: a prior with the estimated mean taste and effects would make choices less certain than
     people's choices. The posterior given the choices of the seen people is normal (Laplace). A draw solves its linear
-    equations with noise on the right-hand side (Papandreou and Yuille 2010). A prior without a penalty is returned
-    unchanged.
+    equations with noise on the right-hand side (Papandreou and Yuille 2010). The mean and effects of a prior without a
+    penalty are not drawn. A slope above 1 means that margins of the validation part are larger than estimated, e.g. if
+    texts differ more than any penalty of the settings allows.
     """
-    from scipy.sparse.linalg import LinearOperator, cg  # scipy takes long to import
+    from scipy.linalg import cho_factor, cho_solve  # scipy takes long to import
+    from scipy.sparse.linalg import LinearOperator, cg
 
     numbers, arrays = fitted.numbers, fitted.arrays
-    moved = {"slope": np.float32(1)}
     if not numbers.get("l2", 0.0) > 0:
-        return replace(fitted, numbers=numbers | moved)
+        return lambda rng: _scaled(fitted)
     rows = judgements_of(seen, votes=bool(numbers["counted"]))
     shrink = shrinkage(fitted, rows).astype(np.float64)
     sure = 1 / (1 + np.exp(-shrink * pooled_margins(fitted, rows)))
@@ -56,19 +59,42 @@ def draw_prior(fitted: Fitted, seen: Choices, *, rng: np.random.Generator) -> Fi
     def hessian(values: np.ndarray) -> np.ndarray:
         return transposed(weights * margins(values)) + precision * values.reshape(-1)
 
-    diagonal = np.concatenate([np.sum(weights[:, None] * deltas**2, axis=0), np.zeros(texts)]) + precision
+    # Preconditioned by the blocks of features and of texts, the latter a diagonal.
+    factor = cho_factor((weights[:, None] * deltas).T @ deltas + np.diag(precision[:width]))
+    diagonal = precision[width:]
     if texts:
-        diagonal[width:] += sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
-    noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
-    noise += np.sqrt(precision) * rng.standard_normal(len(precision))
-    operators = (hessian, lambda values: values.reshape(-1) / diagonal)
+        diagonal = diagonal + sum(np.bincount(rows.texts[:, side], weights, texts) for side in (0, 1))
+
+    def preconditioned(values: np.ndarray) -> np.ndarray:
+        values = values.reshape(-1)
+        return np.concatenate([cho_solve(factor, values[:width]), values[width:] / diagonal])
+
+    operators = (hessian, preconditioned)
     whole, scale = (LinearOperator(size, matvec=one) for one in operators)  # pyright: ignore[reportCallIssue] - the stubs know no matvec
-    drawn, _ = cg(whole, noise, rtol=1e-6, maxiter=1000, M=scale)
-    changed = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}
-    if texts:
-        effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
-        changed["items"], moved["typical"] = effects[:-1].astype(np.float32), np.float32(effects[-1])
-    return replace(fitted, arrays=arrays | changed, numbers=numbers | moved)
+
+    def draw(rng: np.random.Generator) -> Fitted:
+        noise = transposed(np.sqrt(weights) * rng.standard_normal(len(deltas)))
+        noise += np.sqrt(precision) * rng.standard_normal(len(precision))
+        drawn, _ = cg(whole, noise, rtol=1e-4, maxiter=1000, M=scale)
+        changed, moved = {"direction": (arrays["direction"] + drawn[:width]).astype(np.float32)}, {}
+        if texts:
+            effects = np.append(arrays["items"], numbers["typical"]) + drawn[width:]
+            changed["items"], moved["typical"] = effects[:-1].astype(np.float32), np.float32(effects[-1])
+        return _scaled(replace(fitted, arrays=arrays | changed, numbers=numbers | moved))
+
+    return draw
+
+
+SCALED = ("direction", "items", "basis", "texts")
+
+
+def _scaled(fitted: Fitted) -> Fitted:
+    """Return the prior of margins that are larger by its slope; the new slope is 1. Posts reveal as much as before."""
+    numbers, slope = fitted.numbers, fitted.numbers.get("slope", np.float32(1))
+    powers = {"typical": 1, "isotropic": 2, "word_gain": -1, "vote_gain": -1}
+    moved = {name: numbers[name] * slope**power for name, power in powers.items() if name in numbers}
+    arrays = {name: rows * slope if name in SCALED else rows for name, rows in fitted.arrays.items()}
+    return replace(fitted, arrays=arrays, numbers=numbers | moved | {"slope": np.float32(1)})
 
 
 def draw_choices(

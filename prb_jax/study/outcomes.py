@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
@@ -143,6 +143,7 @@ class SplitData:
     # comparisons to adapt each tested person on, in a seeded order; a row for each person and fold
     contexts: UserRows
     queries: UserRows  # choices to predict for the same people and folds
+    shared_fits: dict[Any, Any] = field(default_factory=dict)  # see `Method.shares_fits`
 
 
 def make_part(choices: Choices, split: StudySplit) -> SplitData:
@@ -170,12 +171,22 @@ def fit_method(method: Method, settings: Any, part: SplitData, *, mesh: Mesh | N
     Raises:
       DataError: the data lack something that the method requires, or a part is empty.
     """
+    seen, validation, key = parts_of_fit(method, part)
+    shared = {"shared": part.shared_fits} if method.shares_fits else {}
+    return method.fit(seen, validation, settings=settings, key=key, mesh=mesh, **shared)
+
+
+def parts_of_fit(method: Method, part: SplitData) -> tuple[Choices, Choices, jax.Array]:
+    """Return the choices that a method is fitted on, the choices of the validation part, and the key of random draws.
+
+    Raises:
+      DataError: same as for :func:`fit_method`.
+    """
     choices, split = part.choices, part.split
     choices.require(method.name, method.needs)
     validation = replace(choices, queries=split.fold).only(split.validated)
     validation.require(f"{method.name}: the validation part", ())
-    key = jax.random.key(split.seed)
-    return method.fit(choices.only(split.trained), validation, settings=settings, key=key, mesh=mesh)
+    return choices.only(split.trained), validation, jax.random.key(split.seed)
 
 
 def run_method(

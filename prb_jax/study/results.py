@@ -68,7 +68,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "shuffled user": "a control: each person is scored with the state of another person of the same part",
     "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
     "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
-    "figures, means over 8 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
+    "figures, means over 4 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
     "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
     "no profile": "a control: the method is adapted only on the comparisons",
 }

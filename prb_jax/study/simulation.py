@@ -27,14 +27,14 @@ from prb_jax.records.writing import held_folder, refuse_file, write_json
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.study.backbone import features_of
-from prb_jax.study.draws import draw_choices, draw_prior
+from prb_jax.study.draws import draw_choices, prior_sampler
 from prb_jax.study.outcomes import NO_USER, PLAIN, SplitData, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import results
 from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, make_splits
 
 KNOWN: Final = "person known"
-DRAWS: Final = 8
+DRAWS: Final = 4
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3
@@ -57,16 +57,16 @@ def ceiling(
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
-    nobody = repeated(METHOD.empty_state(prior), len(part.queries.users))
-    estimated, seen = prior, part.choices.only(part.split.trained)
+    draw = prior_sampler(prior, part.choices.only(part.split.trained))
     sums: dict[tuple[str, int], Any] = {}
     for _ in range(DRAWS):
-        prior = draw_prior(estimated, seen, rng=rng)
+        prior = draw(rng)
         drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
         margins = {(KNOWN, max(shots)): truth[places]}
         for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
-            states = nobody
-            if key[0] != NO_USER:
+            if key[0] == NO_USER:
+                states = repeated(METHOD.empty_state(prior), len(part.queries.users))
+            else:
                 rows = part.contexts.first(key[1], width=width)
                 states = adapt_users(METHOD, prior, drawn, rows, key=jax.random.key(0), mesh=mesh)
             scores = score_users(METHOD, prior, states, drawn, part.queries, mesh=mesh)[mask]
@@ -156,12 +156,12 @@ def plan_study(
             )
         expected = ceiling(prior, part, shots=(shots,), mesh=devices)
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
-        rows, seen = [], part.choices.only(first.trained)
+        rows, draw = [], prior_sampler(prior, part.choices.only(first.trained))
         for number in counts:
             studies = []
             for repeat in range(repeats):
                 rng = np.random.default_rng([number, repeat])
-                of_study = draw_prior(prior, seen, rng=rng)
+                of_study = draw(rng)
                 drawn, truth = _draw_people(population, of_study, number, rng, devices)
                 studies.append(
                     _simulated_study(

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
@@ -17,16 +18,19 @@ from scipy.stats import norm
 import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.personal.features import open_features
-from prb_jax.personal.few_shot.bayes import NUMBERS, BayesSettings
+from prb_jax.personal.few_shot.bayes import METHOD, NUMBERS, BayesSettings
+from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.few_shot.stacked import StackedSettings
+from prb_jax.personal.few_shot.taste_posterior import pooled_margins
+from prb_jax.personal.few_shot.taste_prior import judgements_of
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.planning import render_plan, render_questions
 from prb_jax.reports.study import render_study
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.study.ask import known_of_person
-from prb_jax.study.draws import draw_choices, draw_prior
+from prb_jax.study.draws import draw_choices, prior_sampler
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
@@ -34,7 +38,7 @@ from prb_jax.study.results import reached_ceilings
 from prb_jax.study.simulation import ceiling, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
-from tests.personal.few_shot.planted import choices_of, sigmoid
+from tests.personal.few_shot.planted import choices_of, sigmoid, world
 from tests.records.benchmarks.people_layouts import STUDIES, WRITERS, features_of
 from tests.reports.conftest import printed
 from tests.study.people import QUICK, WIDTH, PlantedFeatures, planted_people
@@ -190,6 +194,7 @@ def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
     numbers = dict.fromkeys(NUMBERS, np.float32(0)) | {
         "l2": np.float32(0.01),
         "item_precision": np.float32(2),
+        "slope": np.float32(1),
     }
     prior = Fitted(arrays, numbers, BayesSettings())
     hot = np.zeros((len(data), count + 1))
@@ -202,7 +207,8 @@ def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
     width = data.deltas.shape[1]
     penalty = np.diag(np.repeat([0.01 * len(data), 2.0], [width, count + 1]))
     expected = np.linalg.inv((rows * weights[:, None]).T @ rows + penalty)
-    draws = [draw_prior(prior, data, rng=rng) for _ in range(1500)]
+    draw = prior_sampler(prior, data)
+    draws = [draw(rng) for _ in range(1500)]
     moved = np.array(
         [
             np.concatenate([one.arrays["direction"], one.arrays["items"], [one.numbers["typical"]]])
@@ -213,6 +219,72 @@ def test_a_prior_is_drawn_from_the_posterior_of_a_dense_float64_solve() -> None:
     assert np.diag(found) == pytest.approx(np.diag(expected), rel=0.2)  # 5 standard errors
     assert np.abs(found - expected).max() < 0.2 * np.diag(expected).max()
     assert {one.numbers["slope"] for one in draws} == {1.0}
+
+
+def test_a_drawn_prior_has_margins_times_the_slope_of_the_estimated_one() -> None:
+    rng, kinds = np.random.default_rng(3), {"word_gain": 2.0, "vote_gain": 0.5}
+    features = rng.normal(size=(30, WIDTH)).astype(np.float32)
+    posts = Posts(
+        rng.normal(size=(6, 2, WIDTH)).astype(np.float32),
+        np.ones((6, 2), bool),
+        np.tile(np.array([0, 1], np.float32), (6, 1)),
+        np.tile(np.array([-1, 4], np.int32), (6, 1)),
+    )
+    users = np.repeat(np.arange(6, dtype=np.int32), 5)
+    data = choices_of(features, *rng.permutation(60).reshape(2, 30) % 30, users=users, posts=posts)
+    data = replace(data, items=np.arange(30, dtype=np.int32))
+    means = {
+        name: rng.normal(size=WIDTH).astype(np.float32) for name in ("post_mean", "word_mean", "vote_mean")
+    }
+    arrays = means | {
+        "direction": rng.normal(size=WIDTH).astype(np.float32),
+        "items": rng.normal(size=30).astype(np.float32),
+        "basis": rng.normal(size=(WIDTH, 2)).astype(np.float32),
+        "texts": rng.normal(size=(30, 3)).astype(np.float32),
+        "profile": rng.normal(size=(WIDTH, 2)).astype(np.float32),
+        "moment": np.eye(WIDTH, dtype=np.float32),
+    }
+    numbers = dict.fromkeys(NUMBERS, np.float32(0)) | {
+        "isotropic": np.float32(0.3),
+        "typical": np.float32(0.2),
+    }
+    numbers |= {name: np.float32(value) for name, value in kinds.items()}
+
+    def margins(slope: float) -> np.ndarray:
+        prior = Fitted(arrays, numbers | {"slope": np.float32(slope)}, FEW)
+        made, truth = draw_choices(prior_sampler(prior, data)(rng), data, rng=np.random.default_rng(4))
+        return np.where(made.chosen == data.chosen, truth, -truth)
+
+    np.testing.assert_allclose(margins(1.7), 1.7 * margins(1.0), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0])
+def test_a_ceiling_is_not_below_what_is_observed_where_a_penalty_is_too_strong(spread: float) -> None:
+    """Texts that many people judge differ by an effect with this standard deviation; the only precision that is tried
+    allows 1."""
+    rng = np.random.default_rng(0)
+    features, users = rng.normal(size=(200, 12)).astype(np.float32), 330
+    rewards = features @ (0.2 * rng.normal(size=12)) + spread * rng.normal(size=200)
+    items = np.arange(200, dtype=np.int32)
+    made = world(
+        features,
+        np.tile(rewards, (users, 1)),
+        seen=200,
+        validation=60,
+        choices=8,
+        new_choices=16,
+        items=items,
+    )
+    settings = replace(FEW, spread=(0.3,), text_rank=(4,), text_scale=(1.0,), basis_l2=(1.0,))
+    fitted = METHOD.fit(made.seen, made.validation, settings=settings, key=jax.random.key(0))
+    asked, truth = judgements_of(made.new, votes=False), made.query_margins()
+    places = made.queries.places[made.queries.mask]
+    ours = pooled_margins(fitted, asked)[places]
+    observed = np.where(ours > 0, sigmoid(truth), sigmoid(-truth)).mean()
+    draw = prior_sampler(fitted, made.seen)
+    drawn = [pooled_margins(draw(rng), asked)[places] for _ in range(8)]
+    found = np.mean([sigmoid(np.abs(margins)) for margins in drawn])
+    assert observed < found < sigmoid(np.abs(truth)).mean() + 0.005
 
 
 class WordedFeatures(PlantedFeatures):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -42,6 +42,7 @@ from prb_jax.personal.few_shot.fitting import (
     fit_factors,
     mean_loss,
     minimise,
+    padded,
     pairs_of,
 )
 from prb_jax.personal.few_shot.offset import precision_of
@@ -73,7 +74,7 @@ class BayesSettings(FewShotSettings):
 
     l2: Floats = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
     item_precision: Floats = option(
-        (1.0, 10.0), "precisions of the effects of texts; no effects are tried too", above=0
+        (0.1, 1.0, 10.0), "precisions of the effects of texts; no effects are tried too", above=0
     )
     rank: Ints = option((1, 2, 4, 8), "how many directions of taste keep their own variance", least=1)
     scale: Floats = option(
@@ -125,28 +126,38 @@ Judged = Callable[[bool], Judgements]
 
 def fit(data: FitData) -> Fitted:
     """Estimate the prior of people's tastes from the seen people, one part of it after another."""
-    judged = _judged(data.seen)
-    return _with_directions(data, judged, _fit_nobody(data, judged))
+    return data.once(("whole", data.settings), partial(_with_directions, data))
 
 
 def fit_parts(data: FitData) -> dict[str, Fitted]:
     """Return three priors, each with a separate slope. "nobody" has no personal part, "simple" has equal variance of
     tastes in all directions and the person's posts, and "bayes" is the prior of `fit`."""
-    judged = _judged(data.seen)
-    nobody = _fit_nobody(data, judged)
-    alike = _with_isotropic(data, judged, nobody)
+    return fit_simple(data) | {"bayes": fit(data)}
+
+
+def fit_simple(data: FitData) -> dict[str, Fitted]:
+    """Return the first two priors of `fit_parts`."""
+    nobody, alike = _nobody(data), _alike(data)
     simple = _with_gains(data, data.best([nobody, *alike]), alike)
-    whole = _with_directions(data, judged, nobody)
-    return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple), "bayes": whole}
+    return {"nobody": _with_slope(data, nobody), "simple": _with_slope(data, simple)}
 
 
-def _judged(seen: Choices) -> Judged:
-    return lru_cache(1)(lambda votes: judgements_of(seen, votes=votes))  # large, and asked for often
+def _judged(data: FitData) -> Judged:
+    # Large, and asked for often.
+    return data.once(("judged",), lambda: cache(partial(_votes, data.seen)))
 
 
-def _fit_nobody(data: FitData, judged: Judged) -> Fitted:
+def _votes(seen: Choices, votes: bool) -> Judgements:
+    return judgements_of(seen, votes=votes)
+
+
+def _nobody(data: FitData) -> Fitted:
+    return data.once(("nobody", data.settings), partial(_fit_nobody, data))
+
+
+def _fit_nobody(data: FitData) -> Fitted:
     """The prior without tastes: pooled Bradley-Terry, with effects of texts if they help."""
-    seen, settings = data.seen, data.settings
+    seen, settings, judged = data.seen, data.settings, _judged(data)
     direction, l2 = data.pooled(steps=settings.steps)
     basis = np.zeros((len(direction), settings.directions), np.float32)
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
@@ -157,20 +168,27 @@ def _fit_nobody(data: FitData, judged: Judged) -> Fitted:
     return data.best([plain, *_with_items(seen, judged, plain)])
 
 
-def _with_directions(data: FitData, judged: Judged, nobody: Fitted) -> Fitted:
+def _with_directions(data: FitData) -> Fitted:
     """The whole prior, from the one without tastes on."""
-    seen = data.seen
+    seen, judged, nobody = data.seen, _judged(data), _nobody(data)
     tastes = data.best([nobody, *_with_tastes(seen, judged, nobody)])
     if tastes.numbers["scale"]:
         tastes = data.best([tastes, *_with_fitted_basis(data, judged, tastes)])
-    bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
-    alike = [one for base in bases for one in _with_isotropic(data, judged, base)]
+    alike = _alike(data)
+    if tastes.numbers["scale"]:
+        alike = [*alike, *_with_isotropic(data, judged, tastes)]
     best = data.best([tastes, *alike])
     if seen.posts is not None and best.numbers["scale"]:
         best = data.best([best, *_with_profiles(data, best)])
     best = _with_gains(data, best, alike)
     best = data.best([best, *_with_text_tastes(seen, judged, best)])
     return _with_slope(data, best)
+
+
+def _alike(data: FitData) -> list[Fitted]:
+    """The priors without directions, with tastes in all directions alike."""
+    fit = partial(_with_isotropic, data, _judged(data), _nobody(data))
+    return data.once(("alike", data.settings), fit)
 
 
 def _with_isotropic(data: FitData, judged: Judged, base: Fitted) -> list[Fitted]:
@@ -269,10 +287,10 @@ def _with_fitted_basis(data: FitData, judged: Judged, fitted: Fitted) -> Iterato
     """Yield fits with the directions of highest density, fitted together with the tastes of the seen people."""
     seen, settings, start = data.seen, fitted.settings, fitted.arrays["basis"]
     tastes = adapt_users(METHOD, fitted, replace(seen, posts=None), group(seen), key=data.key, mesh=data.mesh)
-    margins, pairs = pooled_margins(fitted, judged(False)), pairs_of(seen)
+    margins = pooled_margins(fitted, judged(False))
     for l2 in settings.basis_l2:
         basis, people = fit_factors(
-            pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
+            seen, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
         )
         # Both share one free scale: the covariance of the directions is set to the covariance of the fitted tastes.
         root = np.linalg.qr(np.asarray(people) / np.sqrt(len(people))).R
@@ -307,11 +325,12 @@ def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
     numbers = fitted.numbers
     rows = judged(bool(numbers["counted"]))
-    pairs = ChoicePairs(rows.deltas, rows.person, np.ones(len(rows.deltas), np.float32))
+    pairs = pairs_of(rows)
+    size = len(pairs.weights)
     direction, effects = _fit_mean(
         pairs,
-        rows.texts if numbers["item_precision"] else None,
-        shrinkage(fitted, rows),
+        padded(rows.texts, size) if numbers["item_precision"] else None,
+        padded(shrinkage(fitted, rows), size),
         numbers["l2"],
         numbers["item_precision"],
         (fitted.arrays["direction"], np.append(fitted.arrays["items"], numbers["typical"])),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,18 @@ import optax
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, contexts_and_queries
-from prb_jax.personal.few_shot.protocol import Fitted, Floats, Method, State, adapt_users, score_users
+from prb_jax.personal.few_shot.protocol import (
+    Fitted,
+    Floats,
+    Method,
+    State,
+    adapt_users,
+    few_sizes,
+    score_users,
+)
+from prb_jax.personal.few_shot.taste_prior import Judgements
+
+LOSS = "validation_loss"
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,15 @@ class FitData:
     settings: Any  # of the method
     key: jax.Array  # for all random draws
     mesh: Mesh | None = None  # devices over which the people of the validation part are split
+    # results that methods of the same choices and key share, see `Method.shares_fits`
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, known: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns, computed once for each ``known``: its name, and all else that it depends on
+        besides choices and key."""
+        if known not in self.shared:
+            self.shared[known] = make()
+        return self.shared[known]
 
     def rng(self) -> np.random.Generator:
         """Return a new generator of the host, of the same draws wherever the key is the same."""
@@ -44,15 +64,21 @@ class FitData:
     def pooled(self, l2: Floats = (), *, steps: int = 100) -> tuple[np.ndarray, np.float32]:
         """Return the direction of pooled Bradley-Terry, float32 [D], and its penalty: the one of the lowest loss on the
         validation part among ``l2``, or the setting of this name."""
-        pairs, held = pairs_of(self.seen), self.validation.deltas
-        return best_direction(pairs, held, l2 or self.settings.l2, steps=steps)
+        penalties = tuple(sorted(l2 or self.settings.l2))
+
+        def fit() -> tuple[np.ndarray, np.float32]:
+            return best_direction(pairs_of(self.seen), self.validation.deltas, penalties, steps=steps)
+
+        return self.once(("pooled", penalties, steps), fit)
 
     def margins(self, fitted: Fitted) -> tuple[np.ndarray, np.ndarray]:
         """Return the margins of the queries of the validation part after each number of shots, float32 [m], and their
         places among the choices, int [m]."""
         contexts, queries = contexts_and_queries(self.validation, seed=0)
         shots = self.settings.validation_shots or (2, 8)
-        of_shots = []
+        # The same programs before and after the loss is among the numbers.
+        numbers = {name: value for name, value in fitted.numbers.items() if name != LOSS}
+        fitted, of_shots = replace(fitted, numbers=numbers), []
         for count in shots:
             rows = contexts.first(count, width=max(shots))
             states = adapt_users(self.method, fitted, self.validation, rows, key=self.key, mesh=self.mesh)
@@ -62,12 +88,16 @@ class FitData:
 
     def loss(self, fitted: Fitted) -> float:
         """Return the mean Bradley-Terry loss on the queries of the validation part, over all numbers of shots."""
+        if known := self.shared.get((LOSS, self.method.name, id(fitted))):
+            return known[1]
         return float(np.mean(np.logaddexp(0.0, -self.margins(fitted)[0], dtype=np.float64)))
 
     def best(self, candidates: Iterable[Fitted]) -> Fitted:
         """Return the first candidate of the lowest loss, with ``validation_loss`` among its numbers."""
         loss, fitted = min(((self.loss(one), one) for one in candidates), key=lambda pair: pair[0])
-        return replace(fitted, numbers={**fitted.numbers, "validation_loss": np.float32(loss)})
+        found = replace(fitted, numbers={**fitted.numbers, LOSS: np.float32(loss)})
+        self.shared[LOSS, self.method.name, id(found)] = found, loss  # often a candidate of the next call
+        return found
 
 
 def define(
@@ -82,13 +112,19 @@ def define(
     """Return a method with a ``fit`` that takes its data as one object; arguments are the fields of `Method`."""
 
     def fit_parts(
-        seen: Choices, validation: Choices, *, settings: Any, key: jax.Array, mesh: Mesh | None = None
+        seen: Choices,
+        validation: Choices,
+        *,
+        settings: Any,
+        key: jax.Array,
+        mesh: Mesh | None = None,
+        shared: dict[Any, Any] | None = None,
     ) -> Fitted:
         for part in (seen, validation):
             part.require(name, method.needs)
-        return fit(FitData(method, seen, validation, settings, key, mesh))
+        return fit(FitData(method, seen, validation, settings, key, mesh, {} if shared is None else shared))
 
-    method = Method(name, settings, fit_parts, adapt, score, empty_state, **facts)
+    method = Method(name, settings, fit_parts, adapt, score, empty_state, shares_fits=True, **facts)
     return method
 
 
@@ -107,9 +143,16 @@ class ChoicePairs:
     weights: Array  # float32 [n], 1 for a choice and 0 for padding
 
 
-def pairs_of(choices: Choices) -> ChoicePairs:
-    """Return the pairs of all choices."""
-    return ChoicePairs(choices.deltas, choices.person, np.ones(len(choices), np.float32))
+def pairs_of(choices: Choices | Judgements) -> ChoicePairs:
+    """Return the pairs of all choices, padded to one of few sizes: splits of the same people then share programs."""
+    size = few_sizes(len(choices.person))
+    columns = (choices.deltas, choices.person, np.ones(len(choices.person), np.float32))
+    return ChoicePairs(*(padded(column, size) for column in columns))
+
+
+def padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """Return the rows with zeros below them, ``size`` in all."""
+    return np.pad(rows, ((0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)))
 
 
 def mean_loss(margins: Array, weights: Array) -> jax.Array:
@@ -145,13 +188,23 @@ def fit_direction(pairs: ChoicePairs, l2: Array, start: Array, *, steps: int) ->
     return minimise(loss, start, steps=steps)
 
 
-@partial(jax.jit, static_argnames="steps")
 def fit_factors(
-    pairs: ChoicePairs, margins: Array, l2: Array, factors: Array, people: Array, *, steps: int
-) -> tuple[jax.Array, jax.Array]:
+    choices: Choices, margins: np.ndarray, l2: Array, factors: Array, people: np.ndarray, *, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the directions F, float32 [D, J], and the people's weights lam, float32 [P, J], of the lowest mean
     softplus(-(m + delta.F lam_u)) + |lam|^2 / 2n + (l2 / 2) |F|^2, from those that are given on; m are the ``margins``
     float32 [n] without them."""
+    pairs, count = pairs_of(choices), len(people)
+    rows = padded(margins, len(pairs.weights)), l2, factors, padded(people, few_sizes(count))
+    found, weights = _fit_factors(pairs, *rows, steps=steps)
+    return np.asarray(found), np.asarray(weights)[:count]
+
+
+@partial(jax.jit, static_argnames="steps")
+def _fit_factors(
+    pairs: ChoicePairs, margins: Array, l2: Array, factors: Array, people: Array, *, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """The same for padded rows: a person without choices keeps weights of 0."""
     total = jnp.sum(pairs.weights)
 
     def loss(params: tuple[Array, Array]) -> jax.Array:

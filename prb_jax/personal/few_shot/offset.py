@@ -28,7 +28,7 @@ from prb_jax.personal.few_shot.fitting import (
     most_probable,
     pairs_of,
 )
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State, few_sizes
 from prb_jax.records.options import option
 
 
@@ -74,7 +74,7 @@ def fit(data: FitData) -> Fitted:
     def candidates() -> Iterator[Fitted]:
         nothing = {"l2": l2, "spread": 0.0, "precision": IMMOVABLE * precision_of(seen, 1.0)}
         yield data.fitted({"direction": pooled}, nothing)
-        pairs, start = pairs_of(seen), (pooled, np.zeros((seen.people, len(pooled)), np.float32))
+        pairs, start = pairs_of(seen), (pooled, np.zeros((few_sizes(seen.people), len(pooled)), np.float32))
         for spread in sorted(settings.spread):
             precision = precision_of(seen, spread)
             start = _fit(pairs, l2, precision, *start, steps=settings.steps)

@@ -35,7 +35,6 @@ from prb_jax.personal.few_shot.fitting import (
     immovable_precision,
     mean_state,
     most_probable,
-    pairs_of,
 )
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 from prb_jax.records.options import option
@@ -100,11 +99,9 @@ def fit(data: FitData) -> Fitted:
             "pull_to_mean": 1.0,
         }
         yield data.fitted(arrays, numbers)
-        pairs, nothing = pairs_of(seen), np.zeros(len(seen), np.float32)
+        nothing = np.zeros(len(seen), np.float32)
         for l2 in settings.l2:
-            f, lam = map(
-                np.asarray, fit_factors(pairs, nothing, np.float32(l2), factors, people, steps=settings.steps)
-            )
+            f, lam = fit_factors(seen, nothing, np.float32(l2), factors, people, steps=settings.steps)
             # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
             scale = float(np.sqrt(np.mean(lam**2)) + 1e-12)
             mean = (lam.mean(axis=0) / scale).astype(np.float32)

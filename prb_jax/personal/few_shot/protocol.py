@@ -97,6 +97,9 @@ class Method:
     # be scored at once. False if it depends on the other responses of the comparison
     pointwise: bool = True
     holds_posts: bool = False  # whether the state has a place for each place of a post
+    # whether ``fit`` takes ``shared``, a dictionary in which methods that are fitted on the same choices with the
+    # same key keep results that others need too
+    shares_fits: bool = False
     needs: tuple[str, ...] = ()  # names of the fields of `Choices` that it cannot do without
     # ``(fitted, choices) -> Choices`` with the features that adapt and score read, for a method that trains
     # the backbone and so knows them only after the fit. None leaves the features unchanged
@@ -140,6 +143,7 @@ def adapt_users(
       DataError: If the data lack a field that the method needs.
     """
     choices.require(method.name, method.needs)
+    contexts = contexts.first(count := contexts.places.shape[1], width=few_sizes(max(1, count)))
     places, posts, users = contexts.places, choices.posts, contexts.users
     rows = (users, choices.chosen[places], choices.rejected[places], contexts.mask)
     run = partial(_adapt, method, fitted, _on_devices(choices.table, mesh), key)
@@ -180,11 +184,12 @@ def score_users(
     Returns:
       Scores of the chosen and of the rejected response, float32 [U, q, 2]; NaN for padding.
     """
-    table = _on_devices(choices.table, mesh)
+    table, count = _on_devices(choices.table, mesh), queries.places.shape[1]
+    queries = queries.first(count, width=few_sizes(max(1, count)))
     pairs = np.stack([choices.chosen, choices.rejected], -1)[queries.places]
     shown = None if choices.in_context is None else np.asarray(choices.in_context)[queries.places]
     scores = _over_users(partial(_score, method, fitted, table), (states, pairs, shown), mesh)
-    return np.where(queries.mask[:, :, None], scores, np.nan)
+    return np.where(queries.mask[:, :, None], scores, np.nan)[:, :count]
 
 
 def _on_devices(tables: Any, mesh: Mesh | None) -> Any:
@@ -196,13 +201,19 @@ def _on_devices(tables: Any, mesh: Mesh | None) -> Any:
 def _over_users(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
     users = len(jax.tree.leaves(rows)[0])
     shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    size = min(USERS_AT_ONCE, users + -users % shards)
+    calls = -(-users // USERS_AT_ONCE)
+    size = min(USERS_AT_ONCE, few_sizes(-(-users // calls)))
     return _in_chunks(run, rows, size + -size % shards, mesh)
 
 
 def in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
     """Return the results of a compiled function over rows, in batches of few sizes."""
     return _in_chunks(run, rows, min(BATCH, next_power(len(jax.tree.leaves(rows)[0]))), None)
+
+
+def few_sizes(number: int) -> int:
+    """Return the next of few sizes, at most a quarter larger: programs of equal sizes are compiled once."""
+    return -(-number // (step := max(1, next_power(number) // 8))) * step
 
 
 def next_power(number: int) -> int:

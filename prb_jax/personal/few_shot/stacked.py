@@ -5,14 +5,15 @@
 `bayes` is the prior of the method `bayes`. The simple prior has no directions: it has pooled Bradley-Terry, effects of
 texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
 simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
-(stacking: Wolpert 1992, Breiman 1996). Weights are pulled towards equal weights, because the same few people chose the
-numbers of each part. The best single part is tried too.
+(stacking: Wolpert 1992, Breiman 1996). A validation part has few people, and parts are often nearly equal: weights are
+pulled towards the share of resamples of these people in which each part has the lowest loss (Bayesian bootstrap; Yao
+and others 2018). The pull goes to one part if it is clearly the best, and to a mean of parts that cannot be told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from prb_jax.records.options import option
 
 NOBODY, PERSONAL = "nobody", ("simple", "bayes")
 PARTS = (NOBODY, *PERSONAL)
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +35,23 @@ class StackedSettings(bayes.BayesSettings):
     """Settings of stacked empirical Bayes: the settings of `bayes`, for all parts, and one for the weights."""
 
     pull: float = option(
-        10.0,
-        "strength of the pull of the weights towards equal ones, in choices of the validation part",
+        200.0,
+        "strength of the pull of the weights towards how often each part is the best one in resamples of the people "
+        "of the validation part, in choices of this part",
         above=0,
     )
 
 
 def fit(data: FitData) -> Fitted:
-    """Fit the three priors, then their weights and the slope; the best single part is tried too."""
-    of_bayes = replace(data, method=bayes.METHOD)
+    """Fit the three priors, then their weights and the slope."""
+    settings = {one.name: getattr(data.settings, one.name) for one in fields(bayes.BayesSettings)}
+    of_bayes = replace(data, method=bayes.METHOD, settings=bayes.BayesSettings(**settings))
     parts = bayes.fit_parts(of_bayes)
-    margins = np.stack([of_bayes.margins(parts[name])[0] for name in PARTS], axis=1)
-    best = min(PARTS, key=lambda name: parts[name].numbers["validation_loss"])
-    alone = np.array([float(name == best) for name in PARTS])
-    tried = (stack(margins, pull=data.settings.pull), (alone, 1.0))
-    return data.best(_together(data, parts, weights, slope) for weights, slope in tried)
+    found = [of_bayes.margins(parts[name]) for name in PARTS]
+    margins, people = np.stack([one for one, _ in found], axis=1), data.validation.users[found[0][1]]
+    toward = shares_of_best(margins, people, rng=data.rng())
+    weights, slope = stack(margins, toward=toward, pull=data.settings.pull)
+    return data.best([_together(data, parts, weights, slope)])
 
 
 def _together(data: FitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
@@ -65,12 +69,30 @@ def _together(data: FitData, parts: Mapping[str, Fitted], weights: np.ndarray, s
     return data.fitted(arrays, numbers)
 
 
-def stack(margins: np.ndarray, *, pull: float) -> tuple[np.ndarray, float]:
+def shares_of_best(margins: np.ndarray, people: np.ndarray, *, rng: np.random.Generator) -> np.ndarray:
+    """Return the share of resamples of people in which each of P margins has the lowest loss, float64 [P].
+
+    A resample gives each person a weight from an exponential distribution (Bayesian bootstrap, Rubin 1981).
+
+    Args:
+      margins: float [m, P], of the chosen response over the rejected one.
+      people: int [m], person of each margin.
+      rng: Generator of the weights.
+    """
+    person = np.unique(people, return_inverse=True)[1].reshape(-1)
+    losses = np.zeros((int(person.max()) + 1, margins.shape[1]))
+    np.add.at(losses, person, np.logaddexp(0.0, -margins.astype(np.float64)))
+    best = np.argmin(rng.exponential(size=(RESAMPLES, len(losses))) @ losses, axis=1)
+    return np.bincount(best, minlength=margins.shape[1]) / RESAMPLES
+
+
+def stack(margins: np.ndarray, *, toward: np.ndarray, pull: float) -> tuple[np.ndarray, float]:
     """Return the weights of P margins, of sum 1, and the slope, 0.5 to 2, of their weighted mean.
 
     Args:
       margins: float [m, P], of the chosen response over the rejected one.
-      pull: penalty m * loss + pull / 2 * |w - 1/P|^2, in choices.
+      toward: Weights of sum 1 that a part without information gets, float [P].
+      pull: penalty m * loss + pull / 2 * |w - toward|^2, in choices.
 
     Returns:
       float64 [P] and the slope.
@@ -78,16 +100,16 @@ def stack(margins: np.ndarray, *, pull: float) -> tuple[np.ndarray, float]:
     from scipy.optimize import minimize  # scipy takes long to import
 
     margins = np.asarray(margins, np.float64)
-    equal = np.full(margins.shape[1], 1 / margins.shape[1])
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         total = margins @ weights
-        value = np.mean(np.logaddexp(0.0, -total)) + pull / 2 * np.sum((weights - equal) ** 2) / len(margins)
+        value = np.mean(np.logaddexp(0.0, -total)) + pull / 2 * np.sum((weights - toward) ** 2) / len(margins)
         slopes = -1 / (1 + np.exp(total))
-        return float(value), slopes @ margins / len(margins) + pull * (weights - equal) / len(margins)
+        return float(value), slopes @ margins / len(margins) + pull * (weights - toward) / len(margins)
 
     # Above 0: uninformative margins then still have a mean.
-    found = minimize(loss, equal, jac=True, method="L-BFGS-B", bounds=[(1e-6, None)] * len(equal)).x
+    bounds = [(1e-6, None)] * len(toward)
+    found = minimize(loss, np.maximum(toward, 1e-6), jac=True, method="L-BFGS-B", bounds=bounds).x
     return found / found.sum(), float(np.clip(found.sum(), *bayes.SLOPES))
 
 

@@ -13,7 +13,7 @@ from scipy.optimize import approx_fprime, minimize
 from prb_jax.personal.few_shot import bayes, taste_posterior
 from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings
 from prb_jax.personal.few_shot.choices import Posts
-from prb_jax.personal.few_shot.fitting import fit_factors, pairs_of
+from prb_jax.personal.few_shot.fitting import fit_factors
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.few_shot.taste_prior import taste_covariance
@@ -85,7 +85,7 @@ def test_directions_and_tastes_are_those_of_the_lowest_loss_in_float64() -> None
     def flat(parts: Any) -> np.ndarray:
         return np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])
 
-    ours = flat(fit_factors(pairs_of(seen), margins, np.float32(l2), *start, steps=500))
+    ours = flat(fit_factors(seen, margins, np.float32(l2), *start, steps=500))
     best = minimize(loss, flat(start), method="BFGS", options={"maxiter": 2000})
     assert loss(ours) < best.fun + 1e-5
     assert np.linalg.norm(approx_fprime(ours, loss)) < 1e-4
