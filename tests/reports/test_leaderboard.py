@@ -102,8 +102,10 @@ def test_a_page_opens_with_the_best_run(folder: Path, prb: Run, tmp_path: Path) 
     best, last = prb_jax.leaderboard(folder)
     assert best["chance"] == 0.5
     text = page.read_text("utf-8")
-    data = escape(best["data"])
     (answer,) = re.findall(r'<p class="answer">(.*?)</p>', text)
+    (data,) = re.findall(r"runs on (.+?): it prefers", answer)  # of a long path, the end
+    assert escape(best["data"]).endswith(data.removeprefix("..."))
+    assert "pairs_&amp;_more.jsonl" in data
     share, other = percent(best["accuracy"], best["ci95"]), percent(last["accuracy"], last["ci95"])
     assert answer == (
         f"deep/er/length is the best of 2 runs on {data}: it prefers what the user wants in {share} of 80 comparisons; "
