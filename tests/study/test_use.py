@@ -32,14 +32,15 @@ from tests.tiny_encoders import WORDS, write_encoder
 
 
 def people() -> list[dict[str, Any]]:
-    """Comparisons of people of whom each prefers the responses that hold a word of the person's own."""
+    """Comparisons of people of whom each prefers a word of the person's own to a word of another one."""
     rng, favourites, rows = np.random.default_rng(0), ("soup", "rain", "chess", "bread"), []
     for user in range(16):
         for number in range(8):
             words = [str(word) for word in rng.choice(WORDS[:20], 4)]
             other = [word for word in words if word not in favourites] or ["the"]
             favourite = favourites[user % 4]
-            row = {"id": f"{user}-{number}", "user_id": f"user {user}", "rejected": " ".join(other)}
+            rival = favourites[(user + 1 + number % 3) % 4]
+            row = {"id": f"{user}-{number}", "user_id": f"user {user}", "rejected": " ".join([*other, rival])}
             row |= {"question": f"what {WORDS[number % 3]} ?", "chosen": " ".join([*other, favourite])}
             rows.append(row | {"profile": [{"id": "p", "text": f"i read {favourite}"}]})
     return rows
