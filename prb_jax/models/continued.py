@@ -65,20 +65,19 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
 
 
 def block_shapes(
-    config: DecoderConfig, dtype: jnp.dtype
+    config: DecoderConfig, dtype: jnp.dtype, tokens: int = BLOCK
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Return the shapes of the keys and values of a cached block."""
+    """Return the shapes of the keys and values of a cached block, or of so many tokens."""
     layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    keys, values = (layers, heads, BLOCK, size), (layers, heads, size, BLOCK)
+    keys, values = (layers, heads, tokens, size), (layers, heads, size, tokens)
     return jax.ShapeDtypeStruct(keys, dtype), jax.ShapeDtypeStruct(values, dtype)
 
 
 def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
     """Return arrays into which a program writes the keys and values of at most so many computed tokens."""
-    layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     place = replicated(mesh)  # like the results of a program, so that both kinds of arrays need one program
-    keys = jnp.zeros((layers, heads, tokens, size), dtype, device=place)
-    return keys, jnp.zeros((layers, heads, size, tokens), dtype, device=place)
+    keys, values = block_shapes(config, dtype, tokens)
+    return jnp.zeros(keys.shape, dtype, device=place), jnp.zeros(values.shape, dtype, device=place)
 
 
 @functools.lru_cache(maxsize=16)

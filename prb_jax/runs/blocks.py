@@ -62,22 +62,9 @@ class Blocks:
 
 
 @contextlib.contextmanager
-def open_blocks(folder: Path, *, unread: bool) -> Iterator[Blocks]:
-    """Open the file of blocks in a run folder.
-
-    Args:
-      folder: Run folder, locked by this process.
-      unread: True if the folder has scores of open data, which only the blocks identify.
-
-    Raises:
-      RunError: The folder has such scores and no blocks.
-    """
+def open_blocks(folder: Path) -> Iterator[Blocks]:
+    """Open the file of blocks in a run folder, which this process has locked."""
     with _BLOCK_ROWS.open(folder) as file:
-        if unread and not file.rows:
-            raise RunError(
-                f"{file.path}: missing or empty, but scores exist; the file identifies their data: "
-                "restore it, or choose another folder with --out"
-            )
         yield Blocks(file)
 
 

@@ -205,7 +205,12 @@ def open_evaluation(
             _remove(run.path / COMPUTED)
         blocks = None
         if by_blocks:
-            blocks = stack.enter_context(get("large data", "blocks").value(run.path, unread=unread))
+            blocks = stack.enter_context(get("large data", "blocks").value(run.path))
+        if unread and not (blocks and blocks.file.rows):
+            raise RunError(
+                f"{run.path / BLOCKS}: missing or empty, but scores exist; the file identifies their data: "
+                "restore it, or choose another folder with --out"
+            )
         yield EvaluationFolder(**vars(run), blocks=blocks)
 
 

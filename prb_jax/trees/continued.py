@@ -58,9 +58,8 @@ class BlockStore:
         self._bytes = sum(x.size * x.dtype.itemsize for x in like)
         rows = most // self._bytes + spare
         self.keys, self.values = (_zeros((rows, *x.shape), x.dtype) for x in like)
-        self._free = list(range(rows))[
-            ::-1
-        ]  # rows that were used last are used first: they are touched already
+        # The last one is used next: a row that was just given back, whose memory is touched already.
+        self._free = [*reversed(range(rows))]
 
     def new(self) -> CachedBlock | None:
         """Return a block with any contents; None if all are in use."""

@@ -144,11 +144,7 @@ def fit_simple(data: FitData) -> dict[str, Fitted]:
 
 def _judged(data: FitData) -> Judged:
     # Large, and asked for often.
-    return data.once(("judged",), lambda: cache(partial(_votes, data.seen)))
-
-
-def _votes(seen: Choices, votes: bool) -> Judgements:
-    return judgements_of(seen, votes=votes)
+    return data.once(("judged",), lambda: cache(lambda votes: judgements_of(data.seen, votes=votes)))
 
 
 def _nobody(data: FitData) -> Fitted:
