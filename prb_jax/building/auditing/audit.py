@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from prb_jax.building.auditing.folder import open_folder, read_secret
+from prb_jax.building.auditing.folder import open_folder, read_secret, refuse_pairs
 from prb_jax.building.auditing.items import CRITERIA, LONGEST_COMMENT, POINTS
 from prb_jax.errors import DataError, PrbError, RunError
 from prb_jax.platform.extras import need_extra
-from prb_jax.records.writing import held_folder, refuse_file
+from prb_jax.records.writing import held_folder
 from prb_jax.scoring.inputs import Data
 from prb_jax.serving.fields import Body
 from prb_jax.serving.options import Limits
@@ -115,7 +115,7 @@ def audit(
         )
     if not 0 < lease < 1e6:
         raise RunError(f"lease: expected a number of minutes above 0, found {lease:g}")
-    refuse_file(out, name="the folder of the audit", hint="name a folder first, and pairs with --data")
+    refuse_pairs(out)
     path = Path(out)
     with held_folder(path, purpose="serves this audit"), contextlib.ExitStack() as ended:
         chosen = {"subset": subset, "limit": limit, "sample": sample, "seed": seed}

@@ -126,6 +126,11 @@ def open_folder(
     return folder
 
 
+def refuse_pairs(path: str | Path) -> None:
+    """Raise RunError if a file, probably the pairs, is given in the place of the audit's folder."""
+    refuse_file(path, name="the folder of the audit", hint="name a folder first, and pairs with --data")
+
+
 def read_folder(path: str | Path) -> AuditFolder:
     """Open the folder of an audit for reading.
 
@@ -133,7 +138,7 @@ def read_folder(path: str | Path) -> AuditFolder:
       RunError: the folder has no audit.
       DataError: the data changed since the audit began.
     """
-    refuse_file(path, name="the folder of the audit", hint="name a folder first, and pairs with --data")
+    refuse_pairs(path)
     folder = _read(Path(path))
     if folder is None:
         raise RunError(f"{path}: found no audit: the folder has no {AUDIT}")
