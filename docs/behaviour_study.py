@@ -41,7 +41,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources import personas
 from prb_jax.records.writing import json_line
 from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
 
 TRUTH = "baseline:persona-truth"
 POSTS = 6

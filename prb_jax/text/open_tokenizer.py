@@ -1,26 +1,25 @@
-"""Open and call transformers tokenizers, without running code, and with an error for hostile files.
+"""Open tokenizers and choose their chat templates, without running code, and with an error for hostile files.
 
 This module also finds the places where a text can be cut without changing its ids.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from prb_jax.errors import CheckpointError, PrbWarning, first_line, quote
+from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
 from prb_jax.records.reading import read_json
 from prb_jax.seams import BUILTIN, get
+from prb_jax.text.template import PLAIN_RULES, TextRules, choose_template
+from prb_jax.text.tokenizer import PROBE, ChatTokenizer, tokenizer_failures
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _MOST_IDS = 2**31  # ids are int32
-RECENT_CHARACTERS = 1 << 24
-"""Characters of texts in the cache of token ids; a token has about four."""
 
 
 def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
@@ -34,7 +33,7 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
     folder = Path(name)
     if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise _no_tokenizer(name)
-    with _failures(f"{name}: no tokenizer can be loaded from here"):
+    with tokenizer_failures(f"{name}: no tokenizer can be loaded from here"):
         if (kind := class_without_code(folder)) is not None:
             tokenizer = get("tokenizers", kind).value(folder)
         else:
@@ -98,46 +97,10 @@ def _no_tokenizer(name: str) -> CheckpointError:
     )
 
 
-@contextlib.contextmanager
-def _failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn any error of a tokenizer into one line; a panic of `tokenizers` is not an `Exception`."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = first_line(error)
-        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # never from records
-            reason = "the chat template writes half of a surrogate pair, which is not text"
-        raise CheckpointError(f"{what}: {reason}") from error
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return the ids of each text, int32, without adding special tokens and without truncation.
-
-    Raises:
-      CheckpointError: The tokenizer fails on a text.
-    """
-    if not texts:
-        return []
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    what = f"{tokenizer.name_or_path or 'the tokenizer'}: tokenizer.json: the tokenizer breaks down"
-    with _failures(what, texts):
-        if backend is None:
-            rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        else:
-            rows = [
-                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
-    return [np.asarray(row, np.int32) for row in rows]
-
-
 def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
-    with _failures(f"{name}: tokenizer.json: the tokenizer breaks down"):
+    with tokenizer_failures(f"{name}: tokenizer.json: the tokenizer breaks down"):
         plain, full = (
             list(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (False, True)
         )
@@ -189,27 +152,61 @@ def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
     )
 
 
-class RecentStretches:
-    """Cache of the ids of recent stretches of text, at most twice :data:`RECENT_CHARACTERS` characters."""
+def load_tokenizer(
+    source: str | Path | Any,
+    *,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    template_variables: Mapping[str, Any] | None = None,
+    rules: TextRules = PLAIN_RULES,
+) -> ChatTokenizer:
+    """Load a tokenizer and choose its chat template.
 
-    def __init__(self) -> None:
-        self._recent: dict[str, np.ndarray] = {}
-        self._older: dict[str, np.ndarray] = {}
-        self._characters = 0  # characters in `_recent`
+    Args:
+      source: Folder, hub id, or tokenizer of transformers, which is copied.
+      revision: Branch, tag or commit of a hub id.
+      chat_template: None for the tokenizer's own template, or the template of the rules; "plain" for the built-in
+        format; the name of one of the rules' templates; a file with a Jinja template, or its text.
+      template_variables: Values of variables that the template reads, e.g. enable_thinking.
+      rules: Rules of the model beyond the template.
 
-    def ids(
-        self, stretches: Iterable[str], tokenize: Callable[[list[str]], list[np.ndarray]]
-    ) -> dict[str, np.ndarray]:
-        """Return the ids of each distinct stretch; only new ones are tokenised."""
-        recent, older = self._recent, self._older  # another thread may swap them
-        stretches = dict.fromkeys(stretches)
-        new = [text for text in stretches if text not in recent and text not in older]
-        ids = dict(zip(new, tokenize(new), strict=True))
-        ids |= {
-            text: recent[text] if text in recent else older[text] for text in stretches if text not in ids
-        }
-        self._characters += sum(len(text) for text in stretches if text not in recent)
-        recent.update(ids)
-        if self._characters > RECENT_CHARACTERS:
-            self._recent, self._older, self._characters = {}, recent, 0
-        return ids
+    Raises:
+      CheckpointError: The tokenizer needs to run code from its repository, cannot be loaded, or lacks a chat template;
+        or the template fails on a plain exchange, writes BOS twice, or does not read a given variable.
+    """
+    if isinstance(source, str | Path):
+        name = str(source)
+        tokenizer = open_tokenizer(name, revision=revision)
+    else:
+        name = str(getattr(source, "name_or_path", "") or type(source).__name__)
+        tokenizer = checked_tokenizer(copy.deepcopy(source), name)
+    template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
+    template = template.with_variables(template_variables or {}, where=name)
+    chat = ChatTokenizer(
+        name=name,
+        template=template,
+        tokenizer=tokenizer,
+    )
+    if rules.append is not None:
+        chat = replace(chat, ends_with=get("templates", "last token").value(rules, tokenizer, where=name))
+    if rules.suffix or rules.suffix_id is not None:
+        chat = replace(chat, response_suffix=get("templates", "suffix").value(rules, tokenizer, where=name))
+    try:
+        probe = chat.render([PROBE])[0]
+        again = chat.render([PROBE])[0]
+    except DataError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    if probe != again:
+        raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
+    if missing := [message.content for message in PROBE if message.content not in probe]:
+        raise CheckpointError(
+            f"{name}: the chat template leaves out message contents, such as {quote(missing[0])}"
+        )
+    chat.encode(PROBE)
+    before, after = added_tokens(tokenizer, name)
+    return replace(
+        chat,
+        cut_tokens=independent_tokens(tokenizer, probe),
+        added_before=before,
+        added_after=after,
+    )

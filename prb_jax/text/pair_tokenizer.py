@@ -12,8 +12,8 @@ import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.records.conversation import Message
-from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
-from prb_jax.text.tokenizer import TokenizerIds
+from prb_jax.text.open_tokenizer import open_tokenizer, place_of
+from prb_jax.text.tokenizer import TokenizerIds, tokenize
 
 TURN_SEPARATOR = "\n\n"  # between the turns of a prompt, including a system message
 

@@ -7,34 +7,27 @@ the `paper` protocol does so.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import CheckpointError, DataError, quote, short_repr
+from prb_jax.errors import CheckpointError, DataError, first_line, short_repr
 from prb_jax.records.conversation import SPOKEN_FIELDS, Message, is_rendered, joined_parts
 from prb_jax.seams import get
-from prb_jax.text.open_tokenizer import (
-    RecentStretches,
-    added_tokens,
-    checked_tokenizer,
-    independent_tokens,
-    open_tokenizer,
-    tokenize,
-)
-from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_template
+from prb_jax.text.template import Template
 
 ANSWER = "An answer."
 _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
+RECENT_CHARACTERS = 1 << 24
+"""Characters of texts in the cache of token ids; a token has about four."""
 PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -42,6 +35,68 @@ PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an 
 def _words_of(template: str) -> frozenset[str]:
     """Return the words of a template, including the names of the fields that it reads."""
     return frozenset(re.findall(r"\w+", template))
+
+
+@contextlib.contextmanager
+def tokenizer_failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Turn any error of a tokenizer into one line; a panic of `tokenizers` is not an `Exception`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = first_line(error)
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # never from records
+            reason = "the chat template writes half of a surrogate pair, which is not text"
+        raise CheckpointError(f"{what}: {reason}") from error
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    """Return the ids of each text, int32, without adding special tokens and without truncation.
+
+    Raises:
+      CheckpointError: The tokenizer fails on a text.
+    """
+    if not texts:
+        return []
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    what = f"{tokenizer.name_or_path or 'the tokenizer'}: tokenizer.json: the tokenizer breaks down"
+    with tokenizer_failures(what, texts):
+        if backend is None:
+            rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        else:
+            rows = [
+                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            ]
+    return [np.asarray(row, np.int32) for row in rows]
+
+
+class RecentStretches:
+    """Cache of the ids of recent stretches of text, at most twice :data:`RECENT_CHARACTERS` characters."""
+
+    def __init__(self) -> None:
+        self._recent: dict[str, np.ndarray] = {}
+        self._older: dict[str, np.ndarray] = {}
+        self._characters = 0  # characters in `_recent`
+
+    def ids(
+        self, stretches: Iterable[str], tokenize: Callable[[list[str]], list[np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """Return the ids of each distinct stretch; only new ones are tokenised."""
+        recent, older = self._recent, self._older  # another thread may swap them
+        stretches = dict.fromkeys(stretches)
+        new = [text for text in stretches if text not in recent and text not in older]
+        ids = dict(zip(new, tokenize(new), strict=True))
+        ids |= {
+            text: recent[text] if text in recent else older[text] for text in stretches if text not in ids
+        }
+        self._characters += sum(len(text) for text in stretches if text not in recent)
+        recent.update(ids)
+        if self._characters > RECENT_CHARACTERS:
+            self._recent, self._older, self._characters = {}, recent, 0
+        return ids
 
 
 class TokenizerIds:
@@ -73,7 +128,7 @@ class TokenizerIds:
 
 @dataclass(frozen=True, eq=False)
 class ChatTokenizer(TokenizerIds):
-    """A transformers tokenizer with its chat template. Build with `load_tokenizer`."""
+    """A transformers tokenizer with its chat template. Build with `prb_jax.text.open_tokenizer.load_tokenizer`."""
 
     name: str  # folder or hub id
     template: Template
@@ -256,63 +311,3 @@ class RenderError(DataError):
         self.conversation = conversation
         self.reason = f"the chat template of {name} refuses the conversation with roles {roles}: {error}"
         super().__init__(self.reason)
-
-
-def load_tokenizer(
-    source: str | Path | Any,
-    *,
-    revision: str | None = None,
-    chat_template: str | None = None,
-    template_variables: Mapping[str, Any] | None = None,
-    rules: TextRules = PLAIN_RULES,
-) -> ChatTokenizer:
-    """Load a tokenizer and choose its chat template.
-
-    Args:
-      source: Folder, hub id, or tokenizer of transformers, which is copied.
-      revision: Branch, tag or commit of a hub id.
-      chat_template: None for the tokenizer's own template, or the template of the rules; "plain" for the built-in
-        format; the name of one of the rules' templates; a file with a Jinja template, or its text.
-      template_variables: Values of variables that the template reads, e.g. enable_thinking.
-      rules: Rules of the model beyond the template.
-
-    Raises:
-      CheckpointError: The tokenizer needs to run code from its repository, cannot be loaded, or lacks a chat template;
-        or the template fails on a plain exchange, writes BOS twice, or does not read a given variable.
-    """
-    if isinstance(source, str | Path):
-        name = str(source)
-        tokenizer = open_tokenizer(name, revision=revision)
-    else:
-        name = str(getattr(source, "name_or_path", "") or type(source).__name__)
-        tokenizer = checked_tokenizer(copy.deepcopy(source), name)
-    template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
-    template = template.with_variables(template_variables or {}, where=name)
-    chat = ChatTokenizer(
-        name=name,
-        template=template,
-        tokenizer=tokenizer,
-    )
-    if rules.append is not None:
-        chat = replace(chat, ends_with=get("templates", "last token").value(rules, tokenizer, where=name))
-    if rules.suffix or rules.suffix_id is not None:
-        chat = replace(chat, response_suffix=get("templates", "suffix").value(rules, tokenizer, where=name))
-    try:
-        probe = chat.render([PROBE])[0]
-        again = chat.render([PROBE])[0]
-    except DataError as error:
-        raise CheckpointError(f"{name}: {error}") from error
-    if probe != again:
-        raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
-    if missing := [message.content for message in PROBE if message.content not in probe]:
-        raise CheckpointError(
-            f"{name}: the chat template leaves out message contents, such as {quote(missing[0])}"
-        )
-    chat.encode(PROBE)
-    before, after = added_tokens(tokenizer, name)
-    return replace(
-        chat,
-        cut_tokens=independent_tokens(tokenizer, probe),
-        added_before=before,
-        added_after=after,
-    )

@@ -19,7 +19,8 @@ from prb_jax.models.head import LINEAR, Linear
 from prb_jax.models.readouts.open_model import OpenedModel, ResolvedModel
 from prb_jax.models.vocabulary_heads import is_one_row
 from prb_jax.records.comparison import Message
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 
 VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
 

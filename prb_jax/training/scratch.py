@@ -18,7 +18,7 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Items
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
 from prb_jax.training.start import Start, shardings_of, weights_dtype
 from prb_jax.trees.tree import round_up

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prb_jax.text import open_tokenizer
+from prb_jax.text import tokenizer
 from prb_jax.text.open_tokenizer import independent_tokens
 from tests import tiny_tokenizer as tiny
 
 
 def test_stretches_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_tokenizer, "RECENT_CHARACTERS", 5)
+    monkeypatch.setattr(tokenizer, "RECENT_CHARACTERS", 5)
     asked: list[str] = []
 
     def tokenize(texts: list[str]) -> list[np.ndarray]:
         asked.extend(texts)
         return [np.asarray([ord(letter) for letter in text], np.int32) for text in texts]
 
-    stretches = open_tokenizer.RecentStretches()
+    stretches = tokenizer.RecentStretches()
 
     def ids(*texts: str) -> list[list[int]]:
         known = stretches.ids(texts, tokenize)

@@ -12,8 +12,8 @@ import pytest
 from prb_jax.errors import CheckpointError
 from prb_jax.records.comparison import Message
 from prb_jax.text.internlm2_tokenizer import CONFIG, MODEL
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.template import TextRules
-from prb_jax.text.tokenizer import load_tokenizer
 from tests.text.chats import SHARED, as_transformers_has_it
 
 TEXTS = (

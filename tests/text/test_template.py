@@ -12,8 +12,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import CheckpointError
 from prb_jax.records.comparison import Message
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.template_clock import fix_clock
-from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.training.export import copy_tokenizer
 from tests import tiny_tokenizer as tiny
 from tests.text.chats import as_transformers_has_it

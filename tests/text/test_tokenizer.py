@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from prb_jax.errors import CheckpointError, PrbWarning
 from prb_jax.records.comparison import Message
-from prb_jax.text.open_tokenizer import independent_tokens
+from prb_jax.text.open_tokenizer import independent_tokens, load_tokenizer
 from prb_jax.text.template import choose_template
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from tests import tiny_tokenizer as tiny
 from tests.text.chats import CHATS, as_transformers_has_it, open_chat, paper_ids, real_chat
 

@@ -16,7 +16,8 @@ from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import turns_of
 from prb_jax.records.sources.reading import read_comparisons
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.encode import TooLongError, encode_comparisons

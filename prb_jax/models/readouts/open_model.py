@@ -18,8 +18,9 @@ from prb_jax.models.head import PAPER_READOUT, READOUTS, Linear, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.seams import get
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.template import TextRules
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.encoder_folder import EncoderFolder

@@ -29,7 +29,8 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.encoder import bind_encoder, encode_tokens
 from prb_jax.platform.sharding import as_mesh, batch_sharding, replicated, to_global
 from prb_jax.records.reading import read_json, read_object
-from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
+from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer
+from prb_jax.text.tokenizer import tokenize
 from prb_jax.trees.sequences import (
     PackedSequences,
     SequenceBatch,

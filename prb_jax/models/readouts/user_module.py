@@ -26,7 +26,8 @@ from prb_jax.models.checkpoints.locate import describe, fingerprint, locate
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.sharding import as_mesh, batch_sharding, on_any_mesh, replicated
 from prb_jax.records.options import refuse_given
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.sequences import SequenceBatch
 
 if TYPE_CHECKING:

@@ -383,7 +383,7 @@ def open_class_server(
         if revision is not None or chat_template is not None:
             raise RunError("revision, chat_template: require --tokenizer NAME")
         return ClassServer(url, open_client(), chat=None)
-    from prb_jax.text.tokenizer import load_tokenizer  # slow to import
+    from prb_jax.text.open_tokenizer import load_tokenizer  # slow to import
 
     chat = load_tokenizer(tokenizer, revision=revision, chat_template=chat_template)
     return ClassServer(url, open_client(), chat=chat)

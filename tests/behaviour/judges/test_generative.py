@@ -27,7 +27,7 @@ from prb_jax.behaviour.rl.sections import ScoringJudgeSettings, ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.serving.item_scorer import open_reward as open_served
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import StandIn, comparisons, completion, judged, stand_in
 from tests.json_lines import read_lines, write_lines
 from tests.serving.local_server import serving

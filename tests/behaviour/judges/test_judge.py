@@ -20,8 +20,8 @@ from prb_jax.behaviour.judges.paper import PaperPairs, paper_first
 from prb_jax.behaviour.judges.replies import read_verdict
 from prb_jax.errors import RunError
 from prb_jax.records.comparison import Message
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.prompts import prompt_texts
-from prb_jax.text.tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import comparisons, judged, stand_in
 from tests.json_lines import read_lines, write_lines
 from tests.tiny_policies import write_policy

@@ -14,8 +14,8 @@ from prb_jax.behaviour.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER,
 from prb_jax.behaviour.judges.scale import Scale
 from prb_jax.errors import RunError
 from prb_jax.scoring.remote.endpoint import Reply
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.prompts import prompt_texts
-from prb_jax.text.tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import Answer, comparisons, completion, judged, shown_answer, stand_in
 from tests.json_lines import read_lines
 from tests.tiny_policies import write_policy

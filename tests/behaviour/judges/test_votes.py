@@ -15,7 +15,7 @@ from prb_jax import cli
 from prb_jax.behaviour.judges.judge import open_judge
 from prb_jax.metrics.votes import vote_share
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.open_tokenizer import load_tokenizer
 from tests.behaviour.judges.stand_in import comparisons, completion, judged, stand_in
 from tests.json_lines import read_lines, write_lines
 from tests.tiny_policies import write_policy

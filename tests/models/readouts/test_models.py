@@ -15,8 +15,9 @@ import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.records.comparison import Message
 from prb_jax.reports.inspection.inspect import inspect
+from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.template import TextRules
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny
 from tests.models.readouts.checkpoints import Reference, case_of, write_row
