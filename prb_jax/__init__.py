@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from prb_jax.personal.features import FeatureStore
     from prb_jax.plugins import register_plugin
     from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
+    from prb_jax.records.intake import read_comparisons
     from prb_jax.records.sources.prepare import Prepared, prepare
-    from prb_jax.records.sources.reading import read_comparisons
     from prb_jax.records.sources.split import Split, split
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
@@ -122,7 +122,7 @@ _HOMES = {
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",
         "records.sources.prepare": "Prepared prepare",
-        "records.sources.reading": "read_comparisons",
+        "records.intake": "read_comparisons",
         "records.sources.split": "Split split",
         "study.ask": "Question ask",
         "study.personalise": "Study personalise",

@@ -12,7 +12,7 @@ from prb_jax.building.settings import BuildSettings
 from prb_jax.errors import DataError, quote
 from prb_jax.platform.extras import need_extra
 from prb_jax.records.comparison import Comparison, RubricAspect
-from prb_jax.records.sources.reading import each_row
+from prb_jax.records.intake import each_row
 from prb_jax.records.sources.source import short_name
 
 _ANSWERS: Final = ("chosen", "rejected", "responses", "labels", "margin")

@@ -374,6 +374,6 @@ def given_flags(options: argparse.Namespace) -> set[str]:
 
 
 def with_columns(source: str, options: argparse.Namespace) -> str:
-    """Return a source name with its columns appended, in the form of `prb_jax.records.sources.reading`."""
+    """Return a source name with its columns appended, in the form of `prb_jax.records.intake`."""
     parts = [*(options.columns or ()), *(["rendered"] if options.rendered else [])]
     return f"{source}?{'&'.join(parts)}" if parts else source

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from prb_jax.errors import PrbError
-from prb_jax.records.reading import open_file
+from prb_jax.records.files import open_file
 
 _DAMAGED: Final = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, SyntaxError, NotImplementedError),

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, first_line, quote
-from prb_jax.records.conversation import CONTEXT_FIELDS
-from prb_jax.records.field_names import CONVERSATIONS, FieldNames
+from prb_jax.records.fields import CONTEXT_FIELDS, CONVERSATIONS, FieldNames
 from prb_jax.records.foreign_fields import check_columns
 
 

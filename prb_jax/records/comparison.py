@@ -28,7 +28,6 @@ from typing import Any, Final
 from prb_jax.errors import DataError, listed, quote, short_repr
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
-    UNREAD_FIELDS,
     Message,
     Messages,
     Turns,
@@ -40,6 +39,7 @@ from prb_jax.records.conversation import (
     turns_of,
     with_context,
 )
+from prb_jax.records.fields import UNREAD_FIELDS
 from prb_jax.seams import get
 
 LISTS: Final = (

@@ -9,27 +9,8 @@ from typing import Any, Final
 
 from prb_jax.errors import short_repr
 from prb_jax.records import fields
+from prb_jax.records.fields import CONTEXT_FIELDS, SPOKEN_FIELDS
 from prb_jax.seams import get
-
-SPOKEN_FIELDS: Final = (
-    "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "tool_plan", "tool_responses",
-)  # fmt: skip
-"""Fields of a message with content beyond its text."""
-
-NAME_FIELDS: Final = ("name", "tool_call_id")
-"""Fields of a message that identify the speaker; many templates omit them."""
-
-MEDIA_FIELDS: Final = ("images", "videos", "audio")
-"""Fields of a message with other media than text, which no model here can read."""
-
-MESSAGE_FIELDS: Final = frozenset(("role", "content", *SPOKEN_FIELDS, *NAME_FIELDS, *MEDIA_FIELDS))
-"""All fields of a message that are read, or refused by name."""
-
-CONTEXT_FIELDS: Final = ("tools", "chat_template_kwargs")
-"""Fields of a record or request that a chat template receives in addition to the messages."""
-
-UNREAD_FIELDS: Final = ("documents", "functions", "images", "videos")
-"""Fields of a record or a request that chat templates read and this package does not render."""
 
 
 @dataclass(frozen=True, slots=True)

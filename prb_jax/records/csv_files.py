@@ -16,11 +16,10 @@ from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import LISTS
-from prb_jax.records.field_names import FieldNames
-from prb_jax.records.files import DECODER, Row, malformed
+from prb_jax.records.fields import FieldNames
+from prb_jax.records.files import DECODER, LONGEST_LINE, Row, bounded_lines, malformed, too_long
 from prb_jax.records.foreign_fields import check_columns
 from prb_jax.records.other_files import decoded
-from prb_jax.records.reading import LONGEST_LINE, bounded_lines, too_long
 
 _CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected")
 _LONGEST_CELL: Final = 2**31 - 1

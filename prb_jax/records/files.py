@@ -1,24 +1,36 @@
-"""Read rows of local files with their places.
+"""Read rows of untrusted local files with their places; only regular files are opened.
 
-JSON lines are read here, and all other files in :mod:`prb_jax.records.other_files`.
+JSON lines are read here, and all other files in :mod:`prb_jax.records.other_files`. A duplicate field is an error,
+because one of its values would be lost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gzip
 import hashlib
+import io
+import itertools
 import json
+import os
+import stat
+import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from prb_jax.errors import DataError
-from prb_jax.records.field_names import RECORD, FieldNames
-from prb_jax.records.reading import bounded_lines, open_file, reading, unique_fields
+from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.platform.paths import near_path
+from prb_jax.records.fields import RECORD, FieldNames
 from prb_jax.seams import get
 
 Value = TypeVar("Value")
+
+LONGEST_LINE: Final = 64 << 20
+"""Maximum bytes of a line, or of a CSV record. A small gzip file can contain a line larger than memory."""
 
 LARGE: Final = 64 << 20
 """Minimum size in bytes of files that are read by windows and identified by digests of blocks."""
@@ -50,6 +62,81 @@ def unpacked_size(path: Path) -> int:
 def is_large(path: Path) -> bool:
     """Return True if a file is read by windows."""
     return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
+
+
+class SupportsReadline(Protocol):
+    """An open binary file, compressed or not."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Return a line, or at most `size` bytes of it."""
+        ...
+
+
+def open_file(path: str | Path) -> io.BufferedReader:
+    """Open a file to read its bytes.
+
+    Raises:
+      OSError: The file cannot be opened, or is a pipe or a device, from which reading might never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "expected a file, found a pipe or a device", str(path))
+
+
+def bounded_lines(file: SupportsReadline, path: Path, *, error: type[PrbError]) -> Iterator[bytes]:
+    """Yield the lines of an open file, with their ends.
+
+    Raises:
+      PrbError: (class `error`) A line has more than `LONGEST_LINE` bytes.
+    """
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise error(too_long(f"{path}:{number}"))
+        if not line:
+            return
+        yield line
+
+
+def too_long(where: str) -> str:
+    """Return the message for a line, or a record, of more than `LONGEST_LINE` bytes."""
+    return f"{where}: expected a record of at most {LONGEST_LINE:,} bytes on a line, found more"
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the errors of the operating system and of gzip into one line that names the file of data."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file{near_path(path)}") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged, or not gzip as its name says ({error})") from error
+    except EOFError as error:
+        raise DataError(f"{path}: truncated; the gzip stream ends too early") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object from its fields, as a hook of a JSON decoder.
+
+    Raises:
+      ValueError: A field occurs twice; otherwise only its last value would be kept.
+    """
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"field {quote(name)} is given twice")
+            seen.add(name)
+    return value
 
 
 def parse_line(line: bytes, where: str, *, first: bool) -> Row[Any] | None:

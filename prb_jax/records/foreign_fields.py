@@ -1,6 +1,6 @@
 """Fields with other names than ours: mapped columns, layouts of other tools, and warnings about near misses.
 
-:mod:`prb_jax.records.field_names` sends the records here that are not in our own form.
+:mod:`prb_jax.records.fields` sends the records here that are not in our own form.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prb_jax.errors import DataError, PrbWarning, listed, quote
-from prb_jax.records.conversation import MESSAGE_FIELDS, SPOKEN_FIELDS, UNREAD_FIELDS, is_empty
-from prb_jax.records.field_names import (
+from prb_jax.records.conversation import is_empty
+from prb_jax.records.fields import (
     CONVERSATIONS,
     KNOWN,
+    MESSAGE_FIELDS,
     POST_FIELDS,
     RECORD_FIELDS,
+    SPOKEN_FIELDS,
+    UNREAD_FIELDS,
     FieldNames,
     is_negative,
 )

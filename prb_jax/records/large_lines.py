@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.errors import DataError
-from prb_jax.records.files import Row, parse_line
-from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long
+from prb_jax.records.files import LONGEST_LINE, Row, open_file, parse_line, reading, too_long
 
 BLOCK: Final = 16 << 20
 

@@ -9,12 +9,7 @@ from typing import Any, Final
 from prb_jax.errors import quote
 from prb_jax.records import fields
 from prb_jax.records.conversation import (
-    CONTEXT_FIELDS,
-    MEDIA_FIELDS,
-    MESSAGE_FIELDS,
-    NAME_FIELDS,
     RENDERED,
-    SPOKEN_FIELDS,
     Message,
     Messages,
     Turns,
@@ -26,6 +21,7 @@ from prb_jax.records.conversation import (
     refuse_extras,
     turns_of,
 )
+from prb_jax.records.fields import CONTEXT_FIELDS, MEDIA_FIELDS, MESSAGE_FIELDS, NAME_FIELDS, SPOKEN_FIELDS
 from prb_jax.seams import get
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")

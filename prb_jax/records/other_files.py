@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Final
 
 from prb_jax.errors import DataError
-from prb_jax.records.field_names import FieldNames
-from prb_jax.records.files import DECODER, HELD, SAVE_AS, Row, malformed, other_format, skip_space
+from prb_jax.records.fields import FieldNames
+from prb_jax.records.files import (
+    DECODER,
+    HELD,
+    SAVE_AS,
+    Row,
+    malformed,
+    open_file,
+    other_format,
+    reading,
+    skip_space,
+)
 from prb_jax.records.large_lines import JsonLines
-from prb_jax.records.reading import open_file, reading
 from prb_jax.seams import get
 
 _PIECE: Final = 1 << 20  # bytes per read

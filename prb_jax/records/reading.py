@@ -1,4 +1,4 @@
-"""Read untrusted files: only regular files are opened, and JSON is read within bounds.
+"""Read JSON of untrusted files, within bounds.
 
 Depth and size are bounded, because later code would fail on such values without naming the file. A duplicate field is
 an error, because one of its values would be lost. So is a non-finite number, which is invalid JSON and unusable.
@@ -6,89 +6,19 @@ an error, because one of its values would be lost. So is a non-finite number, wh
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import gzip
-import io
-import itertools
 import json
 import math
-import os
-import stat
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from prb_jax.errors import DataError, PrbError, quote
-from prb_jax.platform.paths import near_path
-
-LONGEST_LINE: Final = 64 << 20
-"""Maximum bytes of a line, or of a CSV record. A small gzip file can contain a line larger than memory."""
+from prb_jax.errors import PrbError, quote
+from prb_jax.records.files import open_file, unique_fields
 
 _LARGEST: Final = 100_000_000
 _DEEPEST: Final = 64
 _MOST_DIGITS: Final = 300
 """Maximum digits of an integer; slightly more do not fit a float."""
-
-
-class SupportsReadline(Protocol):
-    """An open binary file, compressed or not."""
-
-    def readline(self, size: int, /) -> bytes:
-        """Return a line, or at most `size` bytes of it."""
-        ...
-
-
-def open_file(path: str | Path) -> io.BufferedReader:
-    """Open a file to read its bytes.
-
-    Raises:
-      OSError: The file cannot be opened, or is a pipe or a device, from which reading might never end.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "expected a file, found a pipe or a device", str(path))
-
-
-def bounded_lines(file: SupportsReadline, path: Path, *, error: type[PrbError]) -> Iterator[bytes]:
-    """Yield the lines of an open file, with their ends.
-
-    Raises:
-      PrbError: (class `error`) A line has more than `LONGEST_LINE` bytes.
-    """
-    for number in itertools.count(1):
-        line = file.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise error(too_long(f"{path}:{number}"))
-        if not line:
-            return
-        yield line
-
-
-def too_long(where: str) -> str:
-    """Return the message for a line, or a record, of more than `LONGEST_LINE` bytes."""
-    return f"{where}: expected a record of at most {LONGEST_LINE:,} bytes on a line, found more"
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn the errors of the operating system and of gzip into one line that names the file of data."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file{near_path(path)}") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged, or not gzip as its name says ({error})") from error
-    except EOFError as error:
-        raise DataError(f"{path}: truncated; the gzip stream ends too early") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def read_json(
@@ -161,22 +91,6 @@ def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"{quote(text, limit=40)} has more than {_MOST_DIGITS} digits")
     return int(text)
-
-
-def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object from its fields, as a hook of a JSON decoder.
-
-    Raises:
-      ValueError: A field occurs twice; otherwise only its last value would be kept.
-    """
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"field {quote(name)} is given twice")
-            seen.add(name)
-    return value
 
 
 _LENIENT: Final = json.JSONDecoder(object_pairs_hook=unique_fields)

@@ -21,7 +21,8 @@ from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
 from prb_jax.platform.extras import need_extra
 from prb_jax.platform.paths import no_run
-from prb_jax.records.reading import bounded_lines, open_file, parse_json, read_object
+from prb_jax.records.files import bounded_lines, open_file
+from prb_jax.records.reading import parse_json, read_object
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 

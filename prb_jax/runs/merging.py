@@ -9,7 +9,8 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from prb_jax.errors import RunError, quote
 from prb_jax.records.digests import check_digests
-from prb_jax.records.reading import bounded_lines, parse_json, read_object
+from prb_jax.records.files import bounded_lines
+from prb_jax.records.reading import parse_json, read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import held_folder, whole_file, write_json, writing
 from prb_jax.runs.evaluation import COMPUTED

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prb_jax.errors import RunError, quote
-from prb_jax.records.reading import bounded_lines, parse_json
+from prb_jax.records.files import bounded_lines
+from prb_jax.records.reading import parse_json
 from prb_jax.records.schema import check_schema
 from prb_jax.records.writing import writing
 from prb_jax.runs.rows import AnyRow, RowKind

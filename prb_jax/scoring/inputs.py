@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 from prb_jax.errors import DataError, PrbWarning, counted, quote, short_repr
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row
-from prb_jax.records.intake import Records, digest, given_rows, read_records
-from prb_jax.records.items import Held, Items, joined
-from prb_jax.records.sources.reading import (
-    benchmark_of,
+from prb_jax.records.intake import (
+    Records,
     describe_source,
+    digest,
+    given_rows,
     large_files,
     open_comparisons,
-    prepared_tokens,
+    read_records,
+    resolve,
 )
+from prb_jax.records.items import Held, Items, joined
 from prb_jax.seams import get
 from prb_jax.text.view import View
 
@@ -126,6 +128,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     benchmarks: dict[str, list[int]] = {}
     stamps: dict[str, Sequence[Any]] = {}
     sources: dict[str, Mapping[str, Any]] = {}
+    prepared: Path | None = None
     if given_records is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
@@ -134,21 +137,24 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         _check(records)
     else:
         parts: list[tuple[str, Items[Comparison]]] = []
-        for name in names:
-            if large := large_files(name, split=SPLIT):
+        opened = [resolve(name, split=SPLIT) for name in names]
+        if len(opened) == 1:
+            prepared = opened[0].tokens
+        for name, source in zip(names, opened, strict=True):
+            if large := large_files(source, split=SPLIT):
                 stamps[name] = get("large data", "stamp").value(large)
             else:
                 # Described before reading, so that the final check detects a file that changes during reading.
-                sources[name] = describe_source(name)
+                sources[name] = describe_source(source)
             with _no_garbage_collection():
-                opened = open_comparisons(name, subset=subset, limit=limit)
+                read = open_comparisons(name, subset=subset, limit=limit)
             if large:
-                sources[name] = describe_source(name, digests=opened.files)
-            if (benchmark := benchmark_of(name)) is not None:
+                sources[name] = describe_source(source, digests=read.files)
+            if source.benchmark is not None:
                 before = sum(len(part) for _, part in parts)
-                positions = range(before, before + len(opened))
-                benchmarks.setdefault(benchmark, []).extend(positions)
-            parts.append((name, opened))
+                positions = range(before, before + len(read))
+                benchmarks.setdefault(source.benchmark, []).extend(positions)
+            parts.append((name, read))
         comparisons = joined(parts)
         if comparisons.in_memory:  # larger data are checked on reading
             _check(placed for name, part in parts for placed in part.placed(name))
@@ -159,7 +165,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         sources=sources,
         subset=subset,
         benchmarks=benchmarks,
-        prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
+        prepared=prepared,
         stamps=stamps,
     )
 

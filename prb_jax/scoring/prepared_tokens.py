@@ -152,7 +152,7 @@ def stored_comparisons(
       reader, view: Reader and view of the model.
       split: Split of the folder.
       places: Indices of the comparisons, int64; if not given, the first `limit` ones of a subset.
-      subset, limit: Selection, as in `prb_jax.records.sources.reading.read_comparisons`.
+      subset, limit: Selection, as in `prb_jax.records.intake.read_comparisons`.
 
     Raises:
       DataError: Errors of `find_store`.

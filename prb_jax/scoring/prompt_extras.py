@@ -18,9 +18,10 @@ from typing import Any, Final, TypedDict
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.records.comparison import Comparison, RubricAspect
+from prb_jax.records.files import bounded_lines
 from prb_jax.records.items import Held
 from prb_jax.records.options import option, same_option
-from prb_jax.records.reading import bounded_lines, parse_json
+from prb_jax.records.reading import parse_json
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import RowKind
 from prb_jax.scoring import UPPER_BOUND

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from prb_jax.errors import DataError
+from prb_jax.records.intake import describe_source, large_files
 from prb_jax.records.large_lines import stamp
-from prb_jax.records.sources.reading import describe_source, large_files
 from prb_jax.scoring.inputs import SPLIT, Inputs
 
 

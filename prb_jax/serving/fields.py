@@ -13,8 +13,6 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records import fields
 from prb_jax.records.comparison import Message, Post, read_profile
 from prb_jax.records.conversation import (
-    CONTEXT_FIELDS,
-    UNREAD_FIELDS,
     Messages,
     from_json,
     read_context,
@@ -22,6 +20,7 @@ from prb_jax.records.conversation import (
     turns_of,
     with_context,
 )
+from prb_jax.records.fields import CONTEXT_FIELDS, UNREAD_FIELDS
 from prb_jax.records.foreign_fields import PERSON_NAMES
 from prb_jax.records.messages import as_response, read_message
 from prb_jax.records.reading import parse_json

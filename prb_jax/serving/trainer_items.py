@@ -8,7 +8,8 @@ from typing import Any, Final
 from prb_jax.errors import DataError, quote
 from prb_jax.records import fields as checks
 from prb_jax.records.comparison import Message, parsed_profile, read_profile
-from prb_jax.records.conversation import CONTEXT_FIELDS, from_json
+from prb_jax.records.conversation import from_json
+from prb_jax.records.fields import CONTEXT_FIELDS
 from prb_jax.records.messages import split_response
 from prb_jax.records.template_marks import template_mark, without_end_marks
 from prb_jax.serving import fields

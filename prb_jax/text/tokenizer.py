@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import CheckpointError, DataError, first_line, short_repr
-from prb_jax.records.conversation import SPOKEN_FIELDS, Message, is_rendered, joined_parts
+from prb_jax.records.conversation import Message, is_rendered, joined_parts
+from prb_jax.records.fields import SPOKEN_FIELDS
 from prb_jax.seams import get
 from prb_jax.text.template import Template
 

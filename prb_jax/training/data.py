@@ -15,9 +15,8 @@ import numpy as np
 from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Records, digest
+from prb_jax.records.intake import Records, describe_source, digest, read_comparisons
 from prb_jax.records.items import Held, Items
-from prb_jax.records.sources.reading import describe_source, read_comparisons
 from prb_jax.records.sources.whole import find_comparisons
 from prb_jax.seams import get
 from prb_jax.training.config import TrainSettings, ValidationSettings

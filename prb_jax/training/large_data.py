@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import resolve
 from prb_jax.records.items import Held, Items
 from prb_jax.records.joined import Joined
-from prb_jax.records.sources.reading import prepared_tokens
 from prb_jax.scoring.large_table import LargeTable
 from prb_jax.scoring.prepared_tokens import places_of, stored_table
 from prb_jax.training.data import Examples, refuse_repeated_ids
@@ -24,7 +24,7 @@ def read_large(
         folder: Path | None = None
         rows: Items[Any] = part
         if not part.in_memory:
-            folder = prepared_tokens(name)
+            folder = resolve(name, split="").tokens
             table = None if folder is None else stored_table(folder, split=split)
             table = LargeTable(part, baselines=False) if table is None else table
             places = places_of(table, subset=subset, limit=limit, where=name)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import RunError, quote
+from prb_jax.records.files import bounded_lines
 from prb_jax.records.options import flat_settings
-from prb_jax.records.reading import bounded_lines, parse_json
+from prb_jax.records.reading import parse_json
 from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.runs.training import METRICS
 from prb_jax.seams import get

@@ -12,8 +12,9 @@ import pytest
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records import files as json_lines
 from prb_jax.records.comparison import Comparison, Message
-from prb_jax.records.conversation import CONTEXT_FIELDS, NAME_FIELDS, Turns, turns_of
-from prb_jax.records.sources.reading import open_comparisons, read_comparisons
+from prb_jax.records.conversation import Turns, turns_of
+from prb_jax.records.fields import CONTEXT_FIELDS, NAME_FIELDS
+from prb_jax.records.intake import open_comparisons, read_comparisons
 from tests.json_lines import write_lines
 
 USER, SYSTEM = {"role": "user", "content": "Which tea?"}, {"role": "system", "content": "Be brief."}

@@ -16,8 +16,8 @@ from prb_jax.records import files as json_lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.foreign_fields import nearest_field
+from prb_jax.records.intake import describe_source, open_comparisons, read_comparisons
 from prb_jax.records.layouts import PROMPT_COLUMNS
-from prb_jax.records.sources.reading import describe_source, open_comparisons, read_comparisons
 from prb_jax.records.sources.whole import source_rows
 from tests.json_lines import write_lines
 

@@ -6,8 +6,7 @@ import pytest
 
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import as_comparisons
-from prb_jax.records.sources.reading import read_comparisons
+from prb_jax.records.intake import as_comparisons, read_comparisons
 
 ROWS = [
     {

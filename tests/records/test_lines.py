@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prb_jax.errors import DataError
-from prb_jax.records import csv_files, large_lines, other_files, reading
+from prb_jax.records import csv_files, files, large_lines, other_files
 from prb_jax.records.files import read_rows
 from prb_jax.records.large_lines import JsonLines
 from tests.sweeps import sweep
@@ -127,7 +127,7 @@ def test_a_line_that_changes_and_a_file_that_becomes_shorter_are_errors(tmp_path
 def test_a_line_has_a_largest_length(tmp_path, name, end):
     first = b"question\n" if ".csv" in name else b'{"a": 1}\n'
     opened = b'"' if ".csv" in name else b'{"a": "'
-    path = write(tmp_path / name, first + opened + bytes(reading.LONGEST_LINE).replace(b"\0", b" ") + end)
+    path = write(tmp_path / name, first + opened + bytes(files.LONGEST_LINE).replace(b"\0", b" ") + end)
     rows = read_rows(path, columns=None)
     with pytest.raises(
         DataError, match=rf"{path}:2: expected a record of at most 67,108,864 bytes on a line"

@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.records.sources.reading import read_comparisons
+from prb_jax.records.intake import read_comparisons
 from prb_jax.scoring.baselines import (
     BASELINE_NAMES,
     BASELINES,

@@ -15,7 +15,7 @@ import pytest
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import turns_of
-from prb_jax.records.sources.reading import read_comparisons
+from prb_jax.records.intake import read_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View

@@ -21,7 +21,7 @@ from prb_jax.building.auditing.database import DATABASE, Database, make_database
 from prb_jax.building.auditing.items import make_items
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.platform.processes.agreement import differences
-from prb_jax.records.sources.reading import describe_source
+from prb_jax.records.intake import describe_source
 from prb_jax.records.sources.recorded import recorded_sources
 from prb_jax.records.writing import refuse_file, write_json, writing
 from prb_jax.runs.evaluation_inputs import RecordedData

@@ -19,7 +19,7 @@ from prb_jax.building.settings import SIDES
 from prb_jax.errors import DataError, quote
 from prb_jax.platform.extras import need_extra
 from prb_jax.records.comparison import Comparison, RubricAspect
-from prb_jax.records.sources.reading import each_row
+from prb_jax.records.intake import each_row
 
 _DOING: Final = (
     "help|assist|provide|answer|comply|fulfil|fulfill|do that|write|create|generate|give|discuss|respond|continue|"

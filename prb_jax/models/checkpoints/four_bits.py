@@ -17,7 +17,8 @@ import numpy as np
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TensorInfo
 from prb_jax.models.checkpoints.weight_index import QUANT_STATE, SliceReader, Update
-from prb_jax.records.reading import open_file, parse_json
+from prb_jax.records.files import open_file
+from prb_jax.records.reading import parse_json
 
 _KINDS = ("nf4", "fp4")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

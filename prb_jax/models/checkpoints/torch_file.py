@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from prb_jax.errors import CheckpointError, first_line, quote
 from prb_jax.models.checkpoints.weight_file import ITEM_SIZES, MOST_AXES, TensorInfo
-from prb_jax.records.reading import open_file
+from prb_jax.records.files import open_file
 
 _REMEDY = (
     "convert it where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "

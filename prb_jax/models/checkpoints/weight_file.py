@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.records.reading import open_file, parse_json
+from prb_jax.records.files import open_file
+from prb_jax.records.reading import parse_json
 from prb_jax.seams import BUILTIN, get
 
 #: dtypes whose values are read; for others only the size is known.

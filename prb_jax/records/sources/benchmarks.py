@@ -13,7 +13,7 @@ from typing import Any
 from prb_jax.errors import DataError, PrbWarning, listed
 from prb_jax.records import benchmarks, fields
 from prb_jax.records.benchmarks.benchmark import EVERY, Benchmark, Place, Published, Rows
-from prb_jax.records.field_names import RECORD_FIELDS
+from prb_jax.records.fields import RECORD_FIELDS
 from prb_jax.records.files import Row, has_known_suffix
 from prb_jax.records.sources.folders import HubSource
 from prb_jax.records.sources.source import Digest, FileSource, Source

@@ -20,7 +20,7 @@ from prb_jax.platform.hub import connection_fault, hub_or_copies
 from prb_jax.records.arrow_tables import without_padding
 from prb_jax.records.benchmarks import of_repository
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
-from prb_jax.records.field_names import FieldNames
+from prb_jax.records.fields import FieldNames
 from prb_jax.records.files import SUFFIXES, WINDOWED, Row, has_known_suffix, is_large, read_rows
 from prb_jax.records.sources.prepared import PreparedSource, is_prepared, metadata
 from prb_jax.records.sources.source import PRB_SUBSETS, Digest, Source, same_subset, short_name

@@ -10,10 +10,9 @@ from typing import Any
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row, is_large, read_rows
-from prb_jax.records.intake import read_records
+from prb_jax.records.intake import chosen, mapped_rows, read_records
 from prb_jax.records.items import Items
 from prb_jax.records.large_lines import JsonLines
-from prb_jax.records.sources.reading import chosen, mapped_rows
 from prb_jax.records.sources.source import Source
 from prb_jax.seams import get
 

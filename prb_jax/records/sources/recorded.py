@@ -6,9 +6,9 @@ from typing import Any
 
 from prb_jax.errors import DataError
 from prb_jax.plugins import is_imported
+from prb_jax.records.intake import resolve
 from prb_jax.records.schema import check_schema
 from prb_jax.records.sources.python import PythonSource
-from prb_jax.records.sources.reading import resolve
 
 
 def recorded_sources(names: Any, *, where: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.field_names import RECORD, FieldNames
+from prb_jax.records.fields import RECORD, FieldNames
 from prb_jax.records.files import Row, is_large, read_rows
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import turns_of
 from prb_jax.records.files import Row
-from prb_jax.records.sources.reading import describe_source
+from prb_jax.records.intake import describe_source
 from prb_jax.records.sources.whole import source_rows
 from prb_jax.records.writing import refuse_file, write_once
 

@@ -107,7 +107,7 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(split) for split in self._splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        from prb_jax.records.sources.reading import each_comparison
+        from prb_jax.records.intake import each_comparison
 
         place: dict[str, str] = {}
         for source in self._sources:
@@ -125,7 +125,7 @@ def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
     Raises:
       DataError: A source does not exist or cannot be read.
     """
-    from prb_jax.records.sources.reading import benchmark_of, describe_source
+    from prb_jax.records.intake import benchmark_of, describe_source
 
     named = {benchmark_of(source) for source in sources}
     return {

@@ -8,8 +8,8 @@ from prb_jax.errors import DataError
 from prb_jax.records import files as local_files
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row, unpacked_size
+from prb_jax.records.intake import each_comparison, each_row, large_files, resolve
 from prb_jax.records.items import Held, Items
-from prb_jax.records.sources.reading import each_comparison, each_row, large_files_of, resolve
 
 
 def find_comparisons(
@@ -23,7 +23,7 @@ def find_comparisons(
       DataError: Errors of ``read_comparisons``; or raw files are too large for memory.
     """
     opened = resolve(source, split=split)
-    files = large_files_of(opened, split=split)
+    files = large_files(opened, split=split)
     if files and (stored := opened.stored(split=split)) is not None:
         return stored
     if sum(map(unpacked_size, files)) > local_files.HELD:

@@ -19,9 +19,9 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.records.benchmarks import get_benchmark, people, personalllm, rmgap
 from prb_jax.records.benchmarks.benchmark import Benchmark, score_intervals
 from prb_jax.records.benchmarks.evaluesteer import FAMILIES
+from prb_jax.records.intake import benchmark_of, describe_source, each_comparison, read_comparisons
 from prb_jax.records.items import Held
 from prb_jax.records.sources.prepare import prepare
-from prb_jax.records.sources.reading import benchmark_of, describe_source, each_comparison, read_comparisons
 from prb_jax.records.sources.source import same_subset
 from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import read_population

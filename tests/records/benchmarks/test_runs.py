@@ -12,7 +12,7 @@ from prb_jax import cli
 from prb_jax.errors import DataError
 from prb_jax.records.benchmarks import rewardbench, rewardbench2
 from prb_jax.records.benchmarks.benchmark import organisation_and_name
-from prb_jax.records.sources.reading import read_comparisons
+from prb_jax.records.intake import read_comparisons
 from prb_jax.scoring.baselines import BASELINES
 from tests.json_lines import write_lines
 from tests.records.sources.hub_layout import prb_tables, write_layout

@@ -16,7 +16,7 @@ from prb_jax import seams
 from prb_jax.errors import DataError
 from prb_jax.records import benchmarks
 from prb_jax.records.benchmarks import rm_bench
-from prb_jax.records.sources.reading import benchmark_of, describe_source, read_comparisons
+from prb_jax.records.intake import benchmark_of, describe_source, read_comparisons
 from tests.json_lines import write_lines
 from tests.records.benchmarks.layouts import (
     rewardbench2_rows,

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prb_jax.errors import DataError
-from prb_jax.records.sources.reading import describe_source, read_comparisons
+from prb_jax.records.intake import describe_source, read_comparisons
 from tests.json_lines import write_lines
 
 HEADER = "id,question,chosen,rejected\n"

@@ -6,7 +6,7 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.records.benchmarks.prb import PRB_REPOSITORY
-from prb_jax.records.sources.reading import each_row, read_comparisons
+from prb_jax.records.intake import each_row, read_comparisons
 from prb_jax.records.sources.source import short_name
 
 from .hub_layout import CONFIGS, prb_row, prb_tables, write_layout

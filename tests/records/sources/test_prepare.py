@@ -12,9 +12,9 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
+from prb_jax.records.intake import benchmark_of, describe_source, read_comparisons
 from prb_jax.records.sources.prepare import prepare
 from prb_jax.records.sources.prepared import PreparedComparisons, is_prepared
-from prb_jax.records.sources.reading import benchmark_of, describe_source, read_comparisons
 from tests import plain_process
 from tests.json_lines import write_lines
 from tests.records.benchmarks.layouts import write_rewardbench, write_rm_bench

@@ -8,8 +8,8 @@ import pytest
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
+from prb_jax.records.intake import describe_source, read_comparisons
 from prb_jax.records.sources import personas
-from prb_jax.records.sources.reading import describe_source, read_comparisons
 from tests.json_lines import write_lines
 from tests.sweeps import sweep
 

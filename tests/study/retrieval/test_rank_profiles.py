@@ -8,7 +8,7 @@ import pytest
 
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
-from prb_jax.records.sources.reading import read_comparisons
+from prb_jax.records.intake import read_comparisons
 from prb_jax.study.retrieval.rank_profiles import Query, bm25, rank_profiles, recency
 from tests.records.sources.hub_layout import prb_tables, write_layout
 
