@@ -146,7 +146,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "progress": {
         "compiling": "prb_jax.runs.progress:compiling",
-        "rows": "prb_jax.scoring.progress:show_rows",
+        "rows": "prb_jax.runs.progress:show_rows",
     },
     "rematerialised": {
         "body": "prb_jax.models.rematerialised:rematerialised",

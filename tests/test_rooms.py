@@ -131,7 +131,6 @@ CORE = {
         "prb_jax.scoring.clusters",
         "prb_jax.scoring.history",
         "prb_jax.scoring.kinds",
-        "prb_jax.scoring.progress",
         "prb_jax.scoring.summary",
         "prb_jax.text.prompts",
         "prb_jax.text.trained_view",

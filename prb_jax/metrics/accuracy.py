@@ -8,40 +8,13 @@ win; ties are counted separately. A row with one response contains a grade.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote, short_repr
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRow:
-    """One comparison with its scores, as a line of ``scores.jsonl``."""
-
-    id: str  # id of the comparison
-    subset: str | None  # subset of the comparison, or None
-    user_id: str | None  # user of the comparison, or None
-    scores: Sequence[float]  # [K] rewards; for a graded row, the grade
-    labels: Sequence[float]  # [K] numbers, higher is better, not all equal; [1.0] for a graded row
-    tokens: int = 0  # number of tokens that the model read for this row
-    # how much of the text was cut: a count, or counts by kind (posts, tokens)
-    truncated: int | Mapping[str, int] = 0
-
-    __repr__ = short_repr
-
-    @property
-    def is_graded(self) -> bool:
-        """Whether the row is one response with a grade, read from another harness's log."""
-        return len(self.scores) == 1
-
-    @property
-    def is_truncated(self) -> bool:
-        """Whether anything of the row was cut."""
-        if isinstance(self.truncated, Mapping):
-            return any(self.truncated.values())
-        return bool(self.truncated)
+from prb_jax.metrics.rows import ScoredRow
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow, margin
+from prb_jax.metrics.accuracy import margin
+from prb_jax.metrics.rows import ScoredRow
 
 CALIBRATION_DEFINITION: Final = (
     "the confidence in a comparison is the largest softmax of its scores (for a pair: the Bradley-Terry probability of "

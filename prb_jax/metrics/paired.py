@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.calibration import log_losses
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import (
     Interval,
     difference_interval,

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin
+from prb_jax.metrics.accuracy import Outcomes, group_counts, margin
 from prb_jax.metrics.clusters import OVER_COMPARISONS, OVER_DERIVED_USERS, OVER_USERS, Clusters
 from prb_jax.metrics.coverage import chance, coverage
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_of_wins,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, counted, quote
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.clusters import (
     Clusters,
     Factor,
@@ -25,6 +25,7 @@ from prb_jax.metrics.clusters import (
     mean_variance,
     sample_of,
 )
+from prb_jax.metrics.rows import ScoredRow
 
 LEAST_CLUSTERS: Final = 6  # for an interval: with fewer, no method reaches its nominal coverage
 

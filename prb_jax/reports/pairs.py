@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import DataError, listed, short_repr
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import outcomes
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources.recorded import recorded_sources
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from prb_jax.errors import RunError, quote
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.runs.evaluation import CLUSTERS
 from prb_jax.runs.rows import RowKind

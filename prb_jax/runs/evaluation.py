@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from prb_jax.errors import RunError, quote
-from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.rows import RowTable
+from prb_jax.metrics.rows import RowTable, ScoredRow
 from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded
 from prb_jax.runs.rows import Row, RowKind

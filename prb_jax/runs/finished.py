@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.platform.paths import no_run

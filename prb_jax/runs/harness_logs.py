@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.errors import RunError, listed, quote
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import summarise_grades
 from prb_jax.platform.extras import need_extra
 from prb_jax.platform.paths import no_run

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,6 +18,9 @@ from prb_jax.platform.processes.sharing import process_index
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
+
+    from prb_jax.metrics.rows import ScoredRow
+    from prb_jax.records.items import Items
 
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH = 80
@@ -201,6 +204,33 @@ def show_progress(
             display.update(now=True)
     finally:
         _displays.remove(display)
+
+
+@contextlib.contextmanager
+def show_rows(
+    label: str, comparisons: Items[Any], *, done: int, enabled: bool
+) -> Iterator[Callable[[Sequence[ScoredRow]], None]]:
+    """Show the progress of scoring; yield a function that adds the rows of a batch.
+
+    Args:
+      label: Name of the run.
+      comparisons: Comparisons to score, whose number is an estimate until all files are read.
+      done: Number of rows that earlier sessions finished.
+      enabled: If False, only messages are shown.
+    """
+    count = Count(0, done)
+
+    def estimate() -> None:
+        count.about, count.total = not comparisons.complete, round(comparisons.about())
+
+    estimate()
+    with show_progress(label, count, enabled=enabled) as display:
+
+        def show(rows: Sequence[ScoredRow]) -> None:
+            estimate()
+            display.advance(len(rows), sum(row.tokens for row in rows))
+
+        yield show
 
 
 _compiled: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.records.writing import write_file
 from prb_jax.runs.evaluation import USERS

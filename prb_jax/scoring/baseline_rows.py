@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.scoring.baselines import BASELINES, FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
-from prb_jax.scoring.job import ComparisonTable, Job
+from prb_jax.scoring.inputs import ComparisonTable, Job
 from prb_jax.scoring.large_table import LargeTable, Lazy
 from prb_jax.scoring.summary import BASELINE_ROWS
 

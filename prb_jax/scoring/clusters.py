@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.items import Items
-from prb_jax.scoring.job import ComparisonTable
+from prb_jax.scoring.inputs import ComparisonTable
 from prb_jax.scoring.large_table import LargeTable
 
 

@@ -23,7 +23,8 @@ from prb_jax.scoring.clusters import clusters_of_table, derived_users
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
-    from prb_jax.scoring.run import Job, ScoredRun
+    from prb_jax.scoring.inputs import Job
+    from prb_jax.scoring.run import ScoredRun
 
 NONE, BLIND, SWAP, ALL = CONTROLS
 

@@ -12,14 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from prb_jax.errors import DataError, RunError, public_dir, quote, refuse_unknown
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.models.readouts.load_options import LoadChoices, LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import from_flat
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs, warn_of_cuts
-from prb_jax.scoring.job import open_job
+from prb_jax.scoring.inputs import Data, Inputs, open_job, read_inputs, warn_of_cuts
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.run import ScoredRun, open_scored_run, session_facts

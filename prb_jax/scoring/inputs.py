@@ -1,19 +1,27 @@
-"""Comparisons of one evaluation, from named sources or from Python, with their fingerprints."""
+"""The data of a run: the comparisons of an evaluation with their fingerprints, and the job of scoring them.
+
+A job has the view of the model and everything that decides the result.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from io import IOBase
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from prb_jax.errors import DataError, PrbWarning, counted, quote, short_repr
+from prb_jax.errors import DataError, PrbWarning, RunError, counted, printable, quote, short_repr
+from prb_jax.metrics.rows import ScoredRow
+from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row
 from prb_jax.records.intake import (
@@ -27,13 +35,20 @@ from prb_jax.records.intake import (
     resolve,
 )
 from prb_jax.records.items import Held, Items, joined
+from prb_jax.runs.evaluation import is_settled
+from prb_jax.scoring import UPPER_BOUND
 from prb_jax.seams import get
 from prb_jax.text.view import View
+from prb_jax.version import computing_versions
 
 if TYPE_CHECKING:
     from prb_jax.records.large_lines import JsonLines
+    from prb_jax.runs.parts import Part
     from prb_jax.scoring.left_out import LeftOut
+    from prb_jax.scoring.options import EvaluateOptions
+    from prb_jax.scoring.prepared_tokens import StoredComparisons
     from prb_jax.scoring.reader import Reader
+    from prb_jax.scoring.scorer import Scorer
 
 
 SPLIT = "test"  # the split to read if a source has several
@@ -248,3 +263,134 @@ def warn_of_cuts(cut: int, total: int, name: str) -> None:
             PrbWarning,
             stacklevel=4,
         )
+
+
+class ComparisonTable:
+    """The comparisons of a run in memory; `prb_jax.scoring.large_table.LargeTable` has columns without texts."""
+
+    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+        self._comparisons = comparisons
+
+    def __len__(self) -> int:
+        """Return the number of comparisons read so far."""
+        return len(self._comparisons)
+
+    def id(self, index: int) -> str:
+        """Return the id of a comparison."""
+        return self._comparisons[index].id
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """Ids of all comparisons read so far."""
+        return [one.id for one in self._comparisons]
+
+    @cached_property
+    def labels(self) -> Any:
+        """Labels of each comparison, by its index."""
+        return [list(one.labels or ()) for one in self._comparisons]
+
+    def row(self, index: int, scores: Sequence[float], *, tokens: int = 0, truncated: Any = 0) -> ScoredRow:
+        """Return the row of a comparison with its scores."""
+        one = self._comparisons[index]
+        return ScoredRow(one.id, one.subset, one.user_id, scores, self.labels[index], tokens, truncated)
+
+    def told(self) -> int:
+        """Return the number of comparisons with user information: a user id, a profile or hints."""
+        return sum(one.has_user_info for one in self._comparisons)
+
+    def advance(self, stop: int) -> None:
+        """Read the comparisons before index `stop`; those in memory are read."""
+
+    def complete(self) -> None:
+        """Read all comparisons and warn of duplicates; those in memory are read."""
+
+
+def table_of(comparisons: Items[Comparison]) -> ComparisonTable:
+    """Return the table of a run's comparisons; those larger than memory enter it on their first read."""
+    if comparisons.in_memory:
+        return ComparisonTable(comparisons)
+    return get("large data", "table").value(comparisons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The job of one run: an evaluation, or one of its controls."""
+
+    name: str
+    scorer: Scorer
+    inputs: Inputs
+    table: ComparisonTable
+    # inputs of the model, in the same order: comparisons, their prepared tokens, or the comparisons of a control
+    shown: Items[Comparison]
+    view: View
+    decided: Mapping[str, Any]  # everything that decides the result, as in `run.json`
+    notes: Mapping[str, Any] = field(default_factory=dict)  # other entries of `run.json`
+    part: Part | None = None  # part of the batches, if the run is one of several jobs
+    control: str | None = None  # name of the control, if the run is one
+
+    __repr__ = short_repr
+
+
+def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
+    """Return the job of an evaluation: all comparisons, or those that fit, as text or as prepared tokens.
+
+    Raises:
+      RunError: An option has no effect on this scorer, or there are hints and the scorer does not read a prompt.
+      DataError: The view is impossible, or no comparison fits.
+    """
+    scorer.refuse_unused({**asdict(options.view), "batch_tokens": options.batch_tokens})
+    identity = dict(scorer.identity())
+    known_as = str(identity.pop("name", "model"))
+    chosen, reader = scorer.choose_view(options.view), scorer.reader
+    chosen.warn(known_as)
+    view = chosen.view
+    if options.too_long != "error":
+        get("evaluation", "check too long").value(options.too_long, reader, view=view)
+    warn_without_profiles(inputs.comparisons, reader, view=view)
+    remarks = list(scorer.remarks(view))
+    for remark in remarks if process_index() == 0 else ():
+        print(f"prb: {printable(remark)}", file=sys.stderr)
+    if inputs.hints and not scorer.has_prompt:
+        extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
+        raise RunError(f"{extras}: {known_as} has no prompt to which they could be added")
+    if options.folder is not None and on_first_process(functools.partial(is_settled, options.folder)):
+        inputs.complete()  # so the digests are compared with the folder's record before rows are added
+    decided = {
+        # A moved folder is still the same model; a baseline has only a name.
+        "model": identity or {"name": known_as},
+        "data": inputs.to_json(whole=False),
+        **view.shown,
+        **(view.wording if scorer.has_heading else {}),
+        "limit": options.limit,
+        "seed": options.seed,
+        "versions": computing_versions(plain=not scorer.has_weights),
+        **({} if options.too_long == "error" else {"too_long": options.too_long}),
+        **({"hints": inputs.hints} if inputs.hints else {}),
+        **({} if options.part is None else {"part": options.part}),
+    }
+    if process_count() > 1:  # covers the tokenizer, and models passed as objects
+        get("processes", "agreement").value(decided)
+    notes = {
+        "model": options.name or known_as,
+        "data": list(inputs.sources),
+        **({"overrides": chosen.overrides} if chosen.overrides else {}),
+        **({"remarks": remarks} if remarks else {}),
+    }
+    tokens: StoredComparisons | None = None
+    if inputs.prepared is not None and reader is not None:
+        tokens = get("evaluation", "prepared").value(reader, inputs, view, options)
+    if options.too_long == "skip":
+        leave_out = get("evaluation", "leave out").value
+        inputs = leave_out(inputs, reader, view=view, has_tokens=tokens is not None)
+    return Job(
+        name=options.name or known_as,
+        scorer=scorer,
+        inputs=inputs,
+        table=table_of(inputs.comparisons) if tokens is None else tokens.table(),
+        # Scorers with a reader accept prepared tokens too.
+        shown=inputs.comparisons if tokens is None else cast("Items[Comparison]", tokens),
+        view=view,
+        decided=decided,
+        notes=notes,
+        part=None if options.part is None else get("parts", "parse").value(options.part),
+    )

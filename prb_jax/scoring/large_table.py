@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.rows import Lists, Names
+from prb_jax.metrics.rows import Lists, Names, ScoredRow
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import Row
 from prb_jax.records.items import Held, Items
 from prb_jax.records.remarks import RenderedPrompts, tell_alike, tell_equal
-from prb_jax.scoring.job import ComparisonTable
+from prb_jax.scoring.inputs import ComparisonTable
 from prb_jax.seams import get
 
 Baselines = Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]

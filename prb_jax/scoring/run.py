@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from prb_jax.errors import RunError, quote, short_repr
-from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.rows import RowTable, RowView
+from prb_jax.metrics.rows import RowTable, RowView, ScoredRow
 from prb_jax.platform.processes.sharing import (
     entered_on_first_process,
     on_first_process,
@@ -21,7 +20,7 @@ from prb_jax.platform.processes.sharing import (
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.rows import share_rows
-from prb_jax.scoring.job import Job
+from prb_jax.scoring.inputs import Job
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.seams import get
 from prb_jax.trees.tree import has_equal_sides

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.errors import PrbWarning, RunError
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import ScoredRow, group_counts, margin, outcomes
+from prb_jax.metrics.accuracy import group_counts, margin, outcomes
+from prb_jax.metrics.rows import ScoredRow
 
 SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 

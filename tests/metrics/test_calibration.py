@@ -3,8 +3,8 @@ import pytest
 from scipy.special import expit, softmax
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.calibration import calibration, length_bias
+from prb_jax.metrics.rows import ScoredRow
 
 
 def row(scores, labels, *, id="x"):

@@ -9,9 +9,9 @@ from scipy import stats
 from scipy.stats import binomtest
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.calibration import log_losses
 from prb_jax.metrics.paired import compare_rows, holm, mcnemar_p
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 
 

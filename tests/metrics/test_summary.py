@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import ITSELF, NO_SUBSET, summarise
 
 

@@ -7,8 +7,8 @@ from scipy.stats import betabinom, sem
 from scipy.stats import t as student
 
 from prb_jax.errors import DataError, counted
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, fit_correlation
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_interval,

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.reports.comparison import comparison_answer
 from prb_jax.reports.forest import BASELINE, CONTROL, Estimate, draw_forest
 from prb_jax.reports.table import signed

@@ -7,7 +7,7 @@ import pytest
 
 import prb_jax
 from prb_jax.commands.quickstart.tables import KEYS, quickstart_table
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.reports.summary import render_summary
 from prb_jax.reports.table import NONE, ResultsTable, facts_table, first_words, interval, percent

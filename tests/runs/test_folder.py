@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import RunError
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import open_evaluation
 

@@ -13,9 +13,9 @@ from scipy import stats
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.runs.harness_logs import read_run
 

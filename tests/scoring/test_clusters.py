@@ -10,8 +10,9 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.records.sources.personas import generate
 from prb_jax.runs.clusters import read_clusters, write_clusters

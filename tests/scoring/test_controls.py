@@ -14,7 +14,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts

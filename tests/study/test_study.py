@@ -17,7 +17,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import DataError, PrbWarning, RunError
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.feature_options import FeatureOptions
 from prb_jax.personal.few_shot import protocol

@@ -49,7 +49,7 @@ from prb_jax.commands.quickstart.tables import (
     quickstart_report,
 )
 from prb_jax.errors import RunError
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison

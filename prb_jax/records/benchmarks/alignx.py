@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks import people
 from prb_jax.records.benchmarks.benchmark import Benchmark, BenchmarkScore, Published

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, counted, quote
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
 from prb_jax.records import fields
 

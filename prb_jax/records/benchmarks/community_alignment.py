@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks import people
 from prb_jax.records.benchmarks.benchmark import Benchmark, BenchmarkScore, Published, mean

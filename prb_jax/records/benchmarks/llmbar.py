@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from prb_jax.errors import quote
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, by_subset, is_won, mean
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
-from prb_jax.metrics.accuracy import ScoredRow, margin
+from prb_jax.metrics.accuracy import margin
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks.benchmark import BenchmarkScore, Place, mean
 

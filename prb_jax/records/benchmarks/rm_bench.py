@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks.benchmark import (
     Benchmark,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records import fields
 from prb_jax.records.benchmarks.benchmark import (
     Benchmark,

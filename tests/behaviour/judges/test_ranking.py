@@ -10,7 +10,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.behaviour.judges.judge import open_judge
 from prb_jax.behaviour.judges.ranking import read_letter
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.benchmarks.rewardbench2 import ties_score
 from tests.behaviour.judges.stand_in import judged, shown_answer, stand_in
 from tests.json_lines import read_lines

@@ -18,7 +18,7 @@ def main(out: str, count: int, seconds: float, failing: int = -1, failure: str =
     assert share_json(process_index()) == 0
     if process_index() == failing:
         from prb_jax.runs.rows import RowFile
-        from prb_jax.scoring.job import ComparisonTable
+        from prb_jax.scoring.inputs import ComparisonTable
 
         def fail(*_: Any, **__: Any) -> None:
             if failure == "full":

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.benchmarks.rewardbench import SUBSETS as V1_SUBSETS
 from tests.json_lines import write_lines
 

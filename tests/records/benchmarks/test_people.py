@@ -14,8 +14,8 @@ import pytest
 import prb_jax as prb
 from prb_jax import plugins
 from prb_jax.errors import DataError, PrbWarning, RunError
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.benchmarks import get_benchmark, people, personalllm, rmgap
 from prb_jax.records.benchmarks.benchmark import Benchmark, score_intervals
 from prb_jax.records.benchmarks.evaluesteer import FAMILIES
