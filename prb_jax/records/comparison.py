@@ -18,6 +18,7 @@ A scored model never sees the private fields. Every value from a file or from Py
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -191,6 +192,16 @@ class Comparison:
     def context(self) -> str:
         """Tools and arguments of the chat template as JSON; empty without them."""
         return (self.prompt or turns_of(self.responses[0]))[0].context
+
+    def with_user_of(self, other: Comparison | None) -> Comparison:
+        """Return the comparison with the user, profile and hints of another one, or without any for None.
+
+        Nothing is read or checked again.
+        """
+        changed = copy.copy(self)
+        for name, nothing in (("profile", ()), ("profile_order", None), ("user_id", None), ("hints", None)):
+            object.__setattr__(changed, name, nothing if other is None else getattr(other, name))
+        return changed
 
     def to_row(self) -> dict[str, Any]:
         """Return the record as a JSON-ready dict; ``from_row`` turns it back into an equal comparison.

@@ -83,7 +83,7 @@ def _sees_users(job: Job) -> bool:
 
 def without_user(comparison: Comparison) -> Comparison:
     """Return the comparison without profile, user and hints."""
-    return replace(comparison, profile=(), user_id=None, hints=None)
+    return comparison.with_user_of(None)
 
 
 def with_other_users(
@@ -126,14 +126,7 @@ def with_other_users(
         drawn = hashlib.sha256(f"{seed}\0{person}".encode()).digest()
         donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
         for place, row in enumerate(rows):
-            other = comparisons[donor[place % len(donor)]]
-            shown[row] = replace(
-                comparisons[row],
-                profile=other.profile,
-                profile_order=other.profile_order,
-                user_id=other.user_id,
-                hints=other.hints,
-            )
+            shown[row] = comparisons[row].with_user_of(comparisons[donor[place % len(donor)]])
     return shown
 
 

@@ -189,9 +189,9 @@ class ImplicitRewards(GivesRewards):
 
     def dispatch(self, batch: Batch) -> jax.Array:
         """Start scoring a host batch with both models and return its pending rewards."""
-        rewards = self.policy.dispatch(batch)
+        rewards = self.policy.run(batch)
         if self.reference is not None:
-            rewards = rewards - self.reference.dispatch(batch)
+            rewards = rewards - self.reference.run(batch)
         return self.beta * rewards
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:

@@ -212,18 +212,15 @@ class RewardModel(GivesRewards):
         return stream_scores(
             comparisons,
             encode=functools.partial(self.reader.encode, view=view),
-            dispatch=self.dispatch,
+            dispatch=self.run,
             options=self.batch_options(batch_tokens),
             skip=skip,
             lanes=lanes(self.mesh),
         )
 
-    def dispatch(self, batch: Batch) -> jax.Array:
-        """Start scoring a host batch and return its pending scores."""
-        return self.run(batch, self.score_fn)
-
-    def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array]) -> jax.Array:
-        """Like :meth:`dispatch`, but with another program of the same parameters."""
+    def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array] | None = None) -> jax.Array:
+        """Start scoring a host batch; return its pending scores, or the results of another program of the weights."""
+        program = program or self.score_fn
         with get("progress", "compiling").value(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 

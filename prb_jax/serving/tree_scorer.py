@@ -137,7 +137,7 @@ class TreeScorer:
     def start(self, batch: Batch | LaidBehind) -> Callable[[], np.ndarray]:
         """Start scoring a batch; return a function that waits for the scores and caches the computed prefixes."""
         if not isinstance(batch, LaidBehind):
-            scores = self.model.dispatch(batch)
+            scores = self.model.run(batch)
             return lambda: np.asarray(scores, np.float32)
         sizes = [np.shape(array) for array in jax.tree.leaves(batch.batch)]
         with compiling(self.program, *sizes):

@@ -15,7 +15,7 @@ A response is never cut, and the conversation stays a valid rendering of the cha
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -113,16 +113,15 @@ def encode_each(
 
 @dataclass(eq=False)
 class _Row:
-    """State of the search for the number of posts that fit."""
+    """State of the search for the number of posts of a comparison that does not fit with all."""
 
     comparison: Comparison
-    posts: int  # number of posts to try now
-    refused: int  # smallest number known to be too large
+    posts: int  # number of posts tried
+    refused: int = 0  # smallest number known to be too large
     fitting: int = -1  # largest number known to fit; -1 if 0 is not known to fit
     sequences: list[np.ndarray] = field(default_factory=list)
     """Ids of the K conversations with `fitting` posts; without posts if `fitting` is -1."""
-    block_tokens: list[int] = field(default_factory=list)
-    """Length of each post by itself; only for rows that do not fit with all posts."""
+    block_tokens: list[int] = field(default_factory=list)  # length of each post by itself
 
 
 @dataclass(frozen=True)
@@ -134,31 +133,25 @@ class Encoder:
     limit: int | None
 
     def default(self, comparisons: Sequence[Comparison]) -> list[Tree | TooLongError]:
+        """Return the trees of comparisons in the default protocol, with as many posts as fit."""
         shown = [min(len(comparison.profile), self.view.profile_posts) for comparison in comparisons]
-        rows = [
-            _Row(comparison, posts=posts, refused=posts + 1)
-            for comparison, posts in zip(comparisons, shown, strict=True)
+        encoded = self.encode(comparisons, map(self.visible, comparisons, shown))
+        long = {
+            place: _Row(comparison, posts)
+            for place, (comparison, posts) in enumerate(zip(comparisons, shown, strict=True))
+            if not self.fits(encoded[place])
+        }
+        self._search(list(long.values()), [encoded[place] for place in long])
+        return [
+            self._shortened(long[place], shown[place])
+            if place in long
+            else self._tree(comparison, encoded[place])
+            for place, comparison in enumerate(comparisons)
         ]
-        active = rows
-        while active:
-            seen = [self.visible(row.comparison, row.posts) for row in active]
-            encoded = self.encode([row.comparison for row in active], seen)
-            refused: list[_Row] = []
-            for row, sequences in zip(active, encoded, strict=True):
-                if self.limit is None or longest(sequences) <= self.limit:
-                    row.fitting, row.sequences = row.posts, sequences
-                else:
-                    row.refused = row.posts
-                    refused.append(row)
-                    if row.posts == 0:
-                        row.sequences = sequences
-            self._count_blocks(refused)
-            active = [
-                row
-                for row, sequences in zip(active, encoded, strict=True)
-                if self._choose_posts(row, longest(sequences))
-            ]
-        return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
+
+    def fits(self, sequences: Sequence[np.ndarray]) -> bool:
+        """Return True if each conversation of a comparison is within the limit."""
+        return self.limit is None or longest(sequences) <= self.limit
 
     def visible(self, comparison: Comparison, posts: int) -> Visible:
         """Return the visible parts of a comparison with `posts` posts."""
@@ -166,7 +159,7 @@ class Encoder:
             comparison, profile_posts=posts, protocol=self.view.protocol, order_claim=self.view.order_claim
         )
 
-    def encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
+    def encode(self, comparisons: Sequence[Comparison], seen: Iterable[Visible]) -> list[list[np.ndarray]]:
         """Return the ids of the K conversations of each comparison; DataError if the template refuses one."""
         groups = [conversations(shown.prefix_messages, shown.responses) for shown in seen]
         try:
@@ -178,6 +171,28 @@ class Encoder:
                     raise DataError(f"comparison {quote(comparison.id)}: {error.reason}") from error
                 number -= len(group)
             raise
+
+    def _search(self, rows: Sequence[_Row], tried: Sequence[list[np.ndarray]]) -> None:
+        """Find the largest number of posts that fits, for each row; `tried` are the ids with `posts` posts."""
+        while rows:
+            refused: list[_Row] = []
+            for row, sequences in zip(rows, tried, strict=True):
+                if self.fits(sequences):
+                    row.fitting, row.sequences = row.posts, sequences
+                else:
+                    row.refused = row.posts
+                    refused.append(row)
+                    if row.posts == 0:
+                        row.sequences = sequences
+            self._count_blocks(refused)
+            rows = [
+                row
+                for row, sequences in zip(rows, tried, strict=True)
+                if self._choose_posts(row, longest(sequences))
+            ]
+            if rows:
+                comparisons = [row.comparison for row in rows]
+                tried = self.encode(comparisons, [self.visible(row.comparison, row.posts) for row in rows])
 
     def _count_blocks(self, rows: Sequence[_Row]) -> None:
         """Set the length of each post for rows without lengths."""
@@ -211,7 +226,8 @@ class Encoder:
         row.posts = min(max(guess, row.fitting + 1), row.refused - 1)
         return True
 
-    def _finish(self, row: _Row, shown: int) -> Tree | TooLongError:
+    def _shortened(self, row: _Row, shown: int) -> Tree | TooLongError:
+        """Return the tree of a comparison with fewer posts than `shown`, and with a shorter prompt if none fits."""
         dropped = 0
         if row.fitting < 0:
             assert self.limit is not None
@@ -222,8 +238,13 @@ class Encoder:
                 return shortened
             row.sequences, dropped = shortened
         truncation = Truncation(posts_dropped=shown - row.fitting, prompt_tokens_dropped=dropped)
-        tree = build_tree(row.sequences, truncation=truncation)
-        refuse_merged_responses(row.comparison, tree)
+        return self._tree(row.comparison, row.sequences, truncation)
+
+    def _tree(
+        self, comparison: Comparison, sequences: Sequence[np.ndarray], truncation: Truncation | None = None
+    ) -> Tree:
+        tree = build_tree(sequences, truncation=truncation)
+        refuse_merged_responses(comparison, tree)
         return tree
 
 

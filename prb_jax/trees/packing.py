@@ -131,7 +131,9 @@ def pack_streams(
         by_shape.setdefault(least, []).append(units)
     batches: list[PackedBatch] = []
     for used in sorted(by_shape, reverse=True):
-        streams = [_packed(ordered, units, used) for units in by_shape[used]]
+        # Adjacent units that were cut apart share their prefix again.
+        places = [[range(unit.start, unit.stop) for unit in units] for units in by_shape[used]]
+        streams = [packed_stream(ordered, sorted(itertools.chain(*runs)), used) for runs in places]
         batches += in_batches(streams, options)
     return batches
 
@@ -379,12 +381,6 @@ def total_reads(units: Sequence[Unit]) -> int:
 def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
     kept = sum(unit.kept for unit in units)
     return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads and kept <= shape.kept
-
-
-def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
-    """Return a stream of these units; adjacent units that were cut apart share their prefix again."""
-    ordered = sorted(units, key=lambda unit: unit.start)
-    return packed_stream(trees, [place for unit in ordered for place in range(unit.start, unit.stop)], shape)
 
 
 def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:

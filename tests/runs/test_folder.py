@@ -13,7 +13,7 @@ import pytest
 from prb_jax.errors import RunError
 from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.writing import write_json
-from prb_jax.runs.evaluation import open_evaluation
+from prb_jax.scoring.run import open_evaluation
 
 INPUTS = {"model": {"name": "m", "files": {"w": "sha256:1"}}, "profile_posts": 10, "protocol": "default"}
 
@@ -205,7 +205,7 @@ WRITE_UNTIL_FULL = """
 import resource, sys
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.runs.evaluation import open_evaluation
+from prb_jax.scoring.run import open_evaluation
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 with open_evaluation(sys.argv[1], inputs={"model": {}}, session={}, notes={}) as run:

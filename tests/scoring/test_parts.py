@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import RunError, cli, evaluate
-from prb_jax.runs.evaluation import EvaluationFolder
+from prb_jax.scoring.run import EvaluationFolder
 from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import read_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons

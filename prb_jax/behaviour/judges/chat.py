@@ -242,7 +242,7 @@ class ByLogits:
         for batch in stream_scores(
             cast(Sequence[Comparison], [tree for tree, _ in trees]),
             encode=lambda part: list(cast(Sequence[Tree], part)),
-            dispatch=self.model.dispatch,
+            dispatch=self.model.run,
             options=self.model.batch_options(),
             divide=False,
         ):

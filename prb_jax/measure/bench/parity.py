@@ -123,5 +123,5 @@ def _alone(model: RewardModel, conversations: Sequence[np.ndarray]) -> np.ndarra
     for tree in trees:
         (packed,) = pack_streams([tree], shape, options)
         batch = make_stream_batch([tree], packed, options)
-        scores.append(np.asarray(model.dispatch(batch))[0, :1])
+        scores.append(np.asarray(model.run(batch))[0, :1])
     return np.concatenate(scores)

@@ -65,7 +65,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         with counting:
             padded += batch.tokens.size
             flops += stream_flops(batch, model.decoder, reads_only=is_pointwise(model.decoder))
-        return model.dispatch(batch)
+        return model.run(batch)
 
     # The stream only counts the comparisons and passes them to `encode`, so trees work too.
     stream = stream_scores(

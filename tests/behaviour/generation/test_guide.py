@@ -81,7 +81,7 @@ def naive(
             best = np.argsort(-logits, kind="stable")[:CANDIDATES]
             tried = tuple(np.asarray([v], np.int32) for v in best)
             tree = Tree(np.asarray([*shown, *ids], np.int32), tried, (0,) * len(tried))
-            rewards = np.asarray(model.dispatch(packed([tree], model.decoder)))[0, : len(best)]
+            rewards = np.asarray(model.run(packed([tree], model.decoder)))[0, : len(best)]
             logprobs = logits[best] - np.logaddexp.reduce(logits.astype(np.float64))
             ids.append(int(best[np.argmax(logprobs + weight * rewards)]))
         texts.append(ids)
