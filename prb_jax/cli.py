@@ -25,7 +25,7 @@ from prb_jax.platform.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, lea
 from prb_jax.platform.processes.refusals import refuse_together
 from prb_jax.platform.storage.urls import localise_options, names_in_output, session
 from prb_jax.plugins import import_plugins
-from prb_jax.runs import set_command_line
+from prb_jax.runs.kind import set_command_line
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2

@@ -11,7 +11,7 @@ from prb_jax.commands.arguments import Parser
 from prb_jax.errors import RunError, quote
 from prb_jax.platform.paths import OUTPUTS, localised, shown
 from prb_jax.records.config_files import config_values, explained_settings, read_config, unknown_key
-from prb_jax.runs import set_command_line
+from prb_jax.runs.kind import set_command_line
 
 
 def add_configured(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +24,6 @@ from prb_jax.platform.paths import near_path, shown
 from prb_jax.platform.processes.sharing import entered_on_first_process, on_first_process, process_count
 from prb_jax.records.reading import read_json
 from prb_jax.records.writing import held_folder, refuse_file, write_json, writing
-from prb_jax.runs import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.seams import get
 
@@ -33,6 +32,18 @@ SUMMARY = "summary.json"
 FORMAT: Final = 2  # of the record of a finished run
 
 Inputs = Mapping[str, Any]
+
+_words: list[str] = []  # the command line of this process; empty in a program that calls the library
+
+
+def command_line() -> list[str]:
+    """Return the words of the command, `prb` first; empty if Python code made the call."""
+    return list(_words)
+
+
+def set_command_line(words: Sequence[str]) -> None:
+    """Record these words in the runs that start from now on."""
+    _words[:] = words
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from prb_jax.metrics.rows import ScoredRow
 from prb_jax.models.readouts.load_options import LoadChoices, LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import from_flat
-from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import CONTROL_RUNS, EVALUATION
+from prb_jax.runs.kind import command_line
 from prb_jax.scoring.inputs import Data, Inputs, open_job, read_inputs, warn_of_cuts
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.options import EvaluateOptions

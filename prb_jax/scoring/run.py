@@ -21,7 +21,7 @@ from prb_jax.platform.processes.sharing import (
 from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.evaluation import BLOCKS, COMPUTED, COMPUTED_TOKENS, EVALUATION, SCORE_ROWS, is_open
 from prb_jax.runs.kind import RUN, RunFolder, as_recorded, devices_of, session_now
-from prb_jax.runs.rows import share_rows
+from prb_jax.runs.rows import RowFile, share_rows
 from prb_jax.scoring.inputs import Job
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.seams import get
@@ -165,15 +165,15 @@ class ScoredRun:
 
     job: Job
     folder: EvaluationFolder | None  # on process 0, the only writer; None on the others
-    scores: RowTable  # finished rows by id, the same in every process
+    file: RowFile[ScoredRow]  # finished rows by id, the same in every process
 
     __repr__ = short_repr
 
     @property
     def rows(self) -> Sequence[ScoredRow]:
         """Rows in the order of the comparisons; for a part, only its rows."""
-        ids = self.job.table.ids if self.job.part is None else list(self.scores)
-        return RowView(self.scores, ids)
+        ids = self.job.table.ids if self.job.part is None else list(self.file.rows)
+        return RowView(self.file.rows, ids)
 
     def score(self, *, batch_tokens: int | None, progress: bool) -> None:
         """Score the missing rows and write each batch to disk before waiting for the next one.
@@ -185,11 +185,12 @@ class ScoredRun:
             finite.
           PrbError: Errors of the scorer.
         """
-        job, table, before = self.job, self.job.table, len(self.scores)
+        job, table, finished = self.job, self.job.table, cast(RowTable, self.file.rows)
+        before = len(finished)
         reading = job.inputs.reading if job.control is None else []
 
         def is_finished(index: int) -> bool:
-            place = self.scores.place(table.id(index)) if before else None
+            place = finished.place(table.id(index)) if before else None
             return place is not None and place < before
 
         def are_finished(indices: Sequence[int]) -> bool:
@@ -234,8 +235,7 @@ class ScoredRun:
                         self.folder.append_computed(member=first, tokens=batch.computed, equal=equal)
                     if self.folder.blocks is not None:
                         self.folder.blocks.append([file.digests for file in reading])
-                    self.folder.file.append(rows)
-                self.scores.update((row.id, row) for row in rows)
+                self.file.append(rows)
                 show(rows)
         table.complete()
 
@@ -261,7 +261,7 @@ def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) ->
         for file, digests in zip(reading, blocks or (), strict=False):
             file.expect(digests)
         file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
-        yield ScoredRun(job, folder, cast(RowTable, file.rows))
+        yield ScoredRun(job, folder, file)
 
 
 def explanation(scorer: Scorer) -> str:

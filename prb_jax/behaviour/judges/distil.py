@@ -20,8 +20,7 @@ from prb_jax.behaviour.judges.candidates import read_candidates
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.platform.paths import localised
 from prb_jax.records.writing import json_line, refuse_file, write_json, write_once
-from prb_jax.runs import command_line
-from prb_jax.runs.kind import RUN, as_recorded
+from prb_jax.runs.kind import RUN, as_recorded, command_line
 from prb_jax.runs.other_inputs import check_same_inputs
 
 PAIRS: Final = "pairs.jsonl"

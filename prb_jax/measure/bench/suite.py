@@ -24,8 +24,7 @@ from prb_jax.measure.bench.rows import BenchRow, missing_rivals, plan_rows
 from prb_jax.measure.bench.suite_tables import BENCH, KIND, MEASURED, write_pages
 from prb_jax.models.named_shapes import SHAPES
 from prb_jax.records.writing import held_folder, write_json
-from prb_jax.runs import command_line
-from prb_jax.runs.kind import as_recorded
+from prb_jax.runs.kind import as_recorded, command_line
 from prb_jax.runs.other_inputs import check_same_inputs
 
 FAILED, UNPROVED, LEFT_OUT = "failed", "no parity", "not measured"
