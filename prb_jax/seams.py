@@ -36,6 +36,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
         "over mesh": "prb_jax.models.attention.mesh:over_mesh",
         "many blocks": "prb_jax.models.attention.batched:attend_many",
+        "all keys": "prb_jax.models.attention.batched:attend_to_all_keys",
     },
     "benchmarks": {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK" for name in _BENCHMARKS.split()

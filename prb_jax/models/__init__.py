@@ -9,7 +9,7 @@ Dtype = Literal["float32", "bfloat16"]
 """Dtype of computation."""
 
 AttentionName = Literal["auto", "xla"]
-"""Attention for the machine, or the XLA program; see :func:`prb_jax.models.attention.streams.choose_attention`."""
+"""Attention for the machine, or the XLA program; see :func:`prb_jax.models.attention.choice.choose_attention`."""
 
 Remat = Literal["auto", "none", "dots", "full"]
 """Activations that the backward pass recomputes: chosen by memory (:mod:`prb_jax.training.memory`), or a policy of

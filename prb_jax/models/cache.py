@@ -28,12 +28,11 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.walk import with_sinks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping, stacks_of
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
-from prb_jax.models.layers import float32_einsum, product, soft_capped
+from prb_jax.models.layers import float32_einsum, product, soft_capped, with_sinks
 from prb_jax.models.model import bind
 from prb_jax.platform.sharding import Constrain, constrainer
 from prb_jax.seams import get

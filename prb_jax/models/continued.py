@@ -2,7 +2,7 @@
 
 For CPUs. A layer processes a stream in chunks up to its last real token, so padding costs nothing. Attention walks
 through blocks of the cached tokens in place, then through blocks of the stream. The products are the same as in
-:mod:`prb_jax.models.attention.walk`, forward only.
+:mod:`prb_jax.models.attention.streams`, forward only.
 
 Dimensions: N computed tokens including M read tokens, C cached blocks, L layers, G kv heads, H head dim.
 """
@@ -19,13 +19,13 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.streams import READS_OF_A_BLOCK, StreamAttention
-from prb_jax.models.attention.walk import HEADS, LEAST_TOTAL, MASKED, divisor, with_sinks
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import HEADS, LEAST_TOTAL, MASKED, READS_OF_A_BLOCK, divisor
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
 from prb_jax.models.head import States, read_out
-from prb_jax.models.layers import product, soft_capped
+from prb_jax.models.layers import product, soft_capped, with_sinks
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer, replicated
@@ -260,7 +260,7 @@ def _attend(
       table: Blocks of keys for each block of queries.
       window: Sliding window of the layer.
       softcap: Scores s become ``softcap * tanh(s / softcap)``.
-      sinks: Attention sinks; see :func:`prb_jax.models.attention.walk.with_sinks`.
+      sinks: Attention sinks; see :func:`prb_jax.models.layers.with_sinks`.
     """
     keys, values = held
     _, _, heads, size = q.shape

@@ -149,6 +149,22 @@ def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
     return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
+def with_sinks(out: jax.Array, log: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Add attention sinks: an additional logit per head in each softmax, without a value.
+
+    Args:
+        out: Attention without sinks [..., heads, H].
+        log: Logarithms of the softmax denominators, float32 [..., heads].
+        sinks: Logits [heads]; None for no sinks.
+    """
+    if sinks is None:
+        return out
+    # A logistic function would lose precision in its derivative, a difference from 1, because most sinks have little
+    # weight. The exponent is bounded because padding has denominators of almost 0.
+    kept = 1.0 / (1.0 + jnp.exp(jnp.minimum(sinks.astype(jnp.float32) - log, 80.0)))
+    return (out.astype(jnp.float32) * kept[..., None]).astype(out.dtype)
+
+
 def without_unit_axes(x: jax.Array) -> jax.Array:
     """Remove leading axes of size 1 from x [..., D], e.g. the axis of a batch of one stream.
 

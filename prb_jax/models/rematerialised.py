@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import quote
-from prb_jax.models.attention.walk import ATTENTION_RESULTS
+from prb_jax.models.attention.streams import ATTENTION_RESULTS
 from prb_jax.models.layers import PROJECTED
 from prb_jax.models.parameter import Axes
 from prb_jax.platform.sharding import partition_spec

@@ -40,7 +40,7 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import BLOCK, PlannedBatch, ScoredBatch, Skip, Tree, round_up, skip_nothing
 
 if TYPE_CHECKING:
-    from prb_jax.models.attention.streams import StreamAttention
+    from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.trees.sequences import SequenceBatch, SequenceOptions
 

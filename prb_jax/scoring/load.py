@@ -97,7 +97,7 @@ def load(
       quantize: "int8", "int8-weights" or "fp8": store the layers' matrices in eight bits; see
         :mod:`prb_jax.models.quantization`.
       attention: "auto" chooses for the machine, in bfloat16 a kernel on TPUs and GPUs; "xla" is the XLA program. See
-        :func:`prb_jax.models.attention.streams.choose_attention`.
+        :func:`prb_jax.models.attention.choice.choose_attention`.
       reference: Language model from which ``model``, a policy, was trained by DPO. The result is a
         :class:`prb_jax.scoring.implicit.ImplicitRewards`: beta * (log p_policy - log p_reference), summed over the
         tokens of a response including the end of turn.

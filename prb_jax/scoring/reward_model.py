@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import quote
-from prb_jax.models.attention.streams import StreamAttention, choose_attention
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.open_model import OpenedModel, ResolvedModel

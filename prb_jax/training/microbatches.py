@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import mixing_flops, stream_flops
 from prb_jax.models.model import matrix_flops_per_token

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError, quote
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.processes.sharing import on_first_process, process_count
 from prb_jax.records.options import Effect, flat_settings, options_of

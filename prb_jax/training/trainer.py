@@ -15,7 +15,7 @@ import numpy as np
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.rows import ScoredRow
-from prb_jax.models.attention.streams import StreamAttention, choose_attention
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows, TrainedMethod

@@ -198,7 +198,7 @@ def test_broken_weights_of_mxfp4_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_attention_sinks_is_refused_by_name() -> None:
-    from prb_jax.models.attention.streams import choose_attention
+    from prb_jax.models.attention.choice import choose_attention
     from tests.models.attention.kernel_on_mesh import devices
 
     raw = json.loads(tiny_config(TINY_FAMILIES["gpt_oss"]).to_json_string(use_diff=False))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from prb_jax.models.attention import cudnn
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reward_model import RewardModel
 

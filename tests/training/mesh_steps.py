@@ -19,7 +19,7 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from prb_jax.models.attention.streams import StreamAttention
+    from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.training.config import BatchSettings
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import labelled, plan_layout

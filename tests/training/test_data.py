@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import DataError, RunError
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held

@@ -22,7 +22,7 @@ import prb_jax as prb
 from prb_jax.models import decoder
 from prb_jax.models.attention import cudnn, stream_kernel
 from prb_jax.models.attention import streams as stream_program
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison

@@ -23,7 +23,7 @@ from prb_jax.behaviour.generation.reading import (
 from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.generation.steps import Guidance, Program, Prompts, Rows, Stops
 from prb_jax.errors import MeshError, short_repr
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.cache import (
     Moves,
     PrefixCache,

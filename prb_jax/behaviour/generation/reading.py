@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.behaviour.generation.steps import NewPrompts, Program, Prompts
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.cache import Moves, PrefixCache, StreamCache
 from prb_jax.models.decoder import Params
 from prb_jax.platform.sharding import batch_sharding, mesh_shape, partition_spec, to_global

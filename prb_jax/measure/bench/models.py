@@ -16,7 +16,7 @@ import numpy as np
 from prb_jax.behaviour.generation.policy import Policy
 from prb_jax.behaviour.generation.programs import make_program
 from prb_jax.measure.bench.options import BenchOptions
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config

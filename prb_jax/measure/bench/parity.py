@@ -22,7 +22,7 @@ from prb_jax.measure.bench.rivals.transformers import TransformersScorer
 from prb_jax.measure.bench.scoring import score_pass
 from prb_jax.measure.bench.training import TreeTrainer
 from prb_jax.measure.bench.workload import synthetic_workload
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.meshes import all_devices, make_mesh
 from prb_jax.scoring.batching import stream_options

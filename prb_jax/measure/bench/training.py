@@ -20,7 +20,7 @@ from prb_jax.measure.bench.models import bench_source, load_for_bench
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.rivals.trl import TrlTrainer
 from prb_jax.measure.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload, count_pairs, workload_for
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.flops import measured_peak
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.items import Held

@@ -46,7 +46,7 @@ from prb_jax.measure.plan.program import (
 )
 from prb_jax.measure.plan.sampling import sampling_program
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import MeshError
 from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams
-from prb_jax.models.attention.streams import StreamAttention, choose_attention
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params

@@ -18,7 +18,7 @@ from prb_jax.measure.plan.chips import PlanOptions, slice_of
 from prb_jax.measure.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.measure.plan.program import PlannedProgram, check_shape, placed
 from prb_jax.measure.plan.streams import BatchShape
-from prb_jax.models.attention.streams import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import RECURRENT

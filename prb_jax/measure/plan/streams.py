@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError
 from prb_jax.models.attention.batched import steps_of_rounds
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION
 from prb_jax.models.flops import mixing_flops, seen_pairs, stream_flops

@@ -1,6 +1,6 @@
 """Attention over packed streams by XLA, for accelerators: many blocks of queries at once, with all heads.
 
-Tables and sums are the same as in :mod:`prb_jax.models.attention.walk`, but all blocks of a round walk through keys
+Tables and sums are the same as in :mod:`prb_jax.models.attention.streams`, but all blocks of a round walk through keys
 together, several blocks of keys per step: accelerators need large products and cannot keep single blocks in caches. A
 round groups blocks with similar numbers of keys, so few steps are empty. The number of steps is data: one program
 serves all trees, and memory depends on the round, not on the stream's length.
@@ -24,9 +24,16 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from prb_jax.models.attention.walk import ATTENTION_RESULTS, LEAST_TOTAL, MASKED, StreamFacts
-from prb_jax.models.layers import float32_einsum, soft_capped
-from prb_jax.trees.streams import query_order
+from prb_jax.models.attention.streams import (
+    ATTENTION_RESULTS,
+    LEAST_TOTAL,
+    MASKED,
+    StreamFacts,
+    divisor,
+    seen_keys,
+)
+from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
+from prb_jax.trees.streams import StreamBatch, query_order
 from prb_jax.trees.tree import BLOCK
 
 WALKED = 4
@@ -62,7 +69,7 @@ class _Part(NamedTuple):
 def attend_many(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[jax.Array, jax.Array]:
-    """Same as :func:`prb_jax.models.attention.walk.attend_blocks`, for accelerators."""
+    """Same as :func:`prb_jax.models.attention.streams.attend_blocks`, for accelerators."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
@@ -277,3 +284,39 @@ def steps_of_rounds(counts: np.ndarray, heads: int, *, parts: int = 1) -> float:
     rounds, at_once = _rounds(totals.shape[2], heads)
     longest = -np.sort(-totals, axis=2)[:, :, ::at_once]  # a round takes as many steps as its first block
     return float((-(-longest // WALKED)).sum(axis=2).max()) / rounds
+
+
+READS = 64  # read places whose scores with all keys of a stream exist at once
+
+
+def attend_to_all_keys(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the attention of the read places, and the logarithms of its softmax denominators, from one product with
+    all keys of a stream; see :func:`prb_jax.models.attention.streams.attend_from_stream_reads`."""
+    streams, reads, _, head_dim = q.shape
+    kv_heads = k.shape[2]
+    chunk = divisor(reads, READS)
+
+    def some(args: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        queries, places = args  # [S, c, G, group, H], [S, c]
+        scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
+        seen = seen_keys(batch, places, window)[:, None, None]
+        masked = without_unit_axes(jnp.where(seen, scores, MASKED))
+        weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype).reshape(scores.shape)
+        log = jax.nn.logsumexp(masked, axis=-1).reshape(scores.shape[:-1])
+        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype), log.transpose(0, 3, 1, 2)
+
+    folded = q.reshape(streams, reads // chunk, chunk, kv_heads, -1, head_dim).swapaxes(0, 1)
+    places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
+    if chunk == reads:
+        out, log = (x[None] for x in some((folded[0], places[0])))
+    else:  # the backward pass recomputes the weights of each part: all at once would need reads times tokens
+        out, log = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
+    return out.swapaxes(0, 1).reshape(q.shape), log.swapaxes(0, 1).reshape(q.shape[:-1])

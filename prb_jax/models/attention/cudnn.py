@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one
-from prb_jax.models.attention.streams import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import KeyLayout, KeyTable, with_key_layout

@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError
-from prb_jax.models.attention.streams import Attention, StreamAttention, stream_attention
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.attention.streams import Attention, stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.processes.sharing import gather_int32
 from prb_jax.records.reading import read_json

@@ -26,11 +26,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one
-from prb_jax.models.attention.streams import StreamAttention
-from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED, with_sinks
-from prb_jax.models.layers import product, soft_capped
+from prb_jax.models.attention.streams import ATTENTION_RESULTS, MASKED
+from prb_jax.models.layers import product, soft_capped, with_sinks
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable
 from prb_jax.trees.step_areas import SEEN, TILE, Rectangle, step_areas

@@ -17,7 +17,7 @@ from prb_jax.behaviour.rl.learner import Learner
 from prb_jax.behaviour.rl.rollouts import Rollouts
 from prb_jax.behaviour.rl.settings import load_ppo_settings
 from prb_jax.models.attention import cudnn, stream_kernel
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.decoder import decode_stream
 from prb_jax.scoring.batching import stream_options
 from prb_jax.training import microbatches, trainer

@@ -35,7 +35,7 @@ from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, drawn_trees
 from prb_jax.measure.plan.tables import plan_table, sweep_table
 from prb_jax.models import decoder
 from prb_jax.models.attention import streams
-from prb_jax.models.attention.streams import StreamAttention
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.named_shapes import read_model, shape_config

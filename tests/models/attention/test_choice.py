@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import pytest
 
 from prb_jax.errors import CheckpointError, PrbWarning
-from prb_jax.models.attention import cudnn, first_use, stream_kernel, streams
+from prb_jax.models.attention import choice, cudnn, first_use, stream_kernel
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
 from prb_jax.models.attention.first_use import compare, kernel_fault
 from prb_jax.models.attention.stream_kernel import kernel_attention
-from prb_jax.models.attention.streams import StreamAttention, attend_streams, choose_attention
+from prb_jax.models.attention.streams import attend_streams
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.trees import kernel_tables
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
@@ -36,7 +37,7 @@ AT_ONCE = f"{IN_TURN}, many blocks at a time"
 
 @pytest.fixture(autouse=True)
 def _warnings_come_again() -> None:
-    streams._warn_once.cache_clear()
+    choice._warn_once.cache_clear()
 
 
 @pytest.fixture

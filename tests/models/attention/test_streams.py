@@ -15,12 +15,11 @@ import pytest
 from prb_jax.models.attention import batched, streams
 from prb_jax.models.attention.streams import (
     MANY_READS,
-    READS,
+    MASKED,
     READS_OF_A_BLOCK,
     attend_from_stream_reads,
     stream_attention,
 )
-from prb_jax.models.attention.walk import MASKED
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
@@ -130,8 +129,8 @@ def test_gradients_equal_those_of_the_whole_mask(
         assert float(jnp.abs(other).max()) > 0.1
         assert off(one, other) < 3e-6
     # Of more read places than are taken at a time, most of which are no real ones; and of many next to each other.
-    row, count = jnp.arange(2)[:, None], 2 * READS_OF_A_BLOCK + 3 if program == "walk" else 2 * READS
-    few = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
+    row, count = jnp.arange(2)[:, None], 2 * READS_OF_A_BLOCK + 3 if program == "walk" else 2 * batched.READS
+    few = np.tile(batch.reads, (1, 2 * batched.READS // 32))[:, :count]
     many = np.stack([np.flatnonzero(ids > 0)[-250:] for ids in batch.tokens])
     assert tokens < 250 * MANY_READS
     for places in (few, many):
