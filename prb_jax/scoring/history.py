@@ -8,7 +8,8 @@ from pathlib import Path
 from prb_jax.errors import RunError
 from prb_jax.personal import holds_states
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.scorer import Scorer
 
 

@@ -37,6 +37,7 @@ from prb_jax.records.intake import (
 from prb_jax.records.items import Held, Items, joined
 from prb_jax.runs.evaluation import is_settled
 from prb_jax.scoring import UPPER_BOUND
+from prb_jax.scoring.options import Data, EvaluateOptions
 from prb_jax.seams import get
 from prb_jax.text.view import View
 from prb_jax.version import computing_versions
@@ -45,15 +46,12 @@ if TYPE_CHECKING:
     from prb_jax.records.large_lines import JsonLines
     from prb_jax.runs.parts import Part
     from prb_jax.scoring.left_out import LeftOut
-    from prb_jax.scoring.options import EvaluateOptions
     from prb_jax.scoring.prepared_tokens import StoredComparisons
     from prb_jax.scoring.reader import Reader
     from prb_jax.scoring.scorer import Scorer
 
 
 SPLIT = "test"  # the split to read if a source has several
-
-Data = str | Path | Sequence[str | Path] | Records
 
 _AT_A_TIME = 4096
 

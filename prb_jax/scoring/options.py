@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prb_jax.errors import RunError, short_repr
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.intake import Records
 from prb_jax.records.options import option, section
 from prb_jax.records.writing import refuse_file
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
-from prb_jax.scoring.inputs import Data
 from prb_jax.seams import get
 from prb_jax.text.view import ViewOptions, choose_view
+
+Data = str | Path | Sequence[str | Path] | Records
+"""Names of sources, or records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.history import by_user, chosen_before
@@ -25,8 +25,10 @@ from prb_jax.records.reading import parse_json
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import RowKind
 from prb_jax.scoring import UPPER_BOUND
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs
-from prb_jax.scoring.options import EvaluateOptions
+from prb_jax.scoring.options import Data, EvaluateOptions
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.inputs import Inputs
 
 ASPECTS: Final = "aspects.jsonl"
 
@@ -209,6 +211,8 @@ def _choices(
 ) -> tuple[list[str | None], dict[str, Any]]:
     earlier, sha256 = None, None
     if options.history is not None:
+        from prb_jax.scoring.inputs import read_inputs  # starts NumPy
+
         read = read_inputs(options.history)
         earlier, sha256 = by_user(read.comparisons), read.to_json()
     texts = []

@@ -8,7 +8,7 @@ from prb_jax.behaviour.judges.options import JudgeOptions
 from prb_jax.errors import short_repr
 from prb_jax.records.options import option, section
 from prb_jax.scoring import HISTORY
-from prb_jax.scoring.inputs import Data
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.remote import TOKEN
 from prb_jax.text.view import ViewOptions
 

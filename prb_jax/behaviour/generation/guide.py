@@ -26,8 +26,9 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.scoring.history import read_history
-from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.same_choices import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")

@@ -33,7 +33,8 @@ from prb_jax.runs.kind import RunKind, RunResult, session_now
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
-from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.remote.endpoint import Endpoint
 from prb_jax.scoring.remote.options import EndpointOptions
 from prb_jax.scoring.run import mesh_facts

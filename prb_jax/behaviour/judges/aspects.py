@@ -18,7 +18,8 @@ from prb_jax.errors import DataError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.prompt_extras import ASPECT_RUNS, asked_digest
 from prb_jax.scoring.remote.endpoint import REPLIES
 from prb_jax.scoring.remote.options import EndpointOptions

@@ -38,9 +38,9 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.history import read_history, with_history
-from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.kinds import has_no_weights
 from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.options import Data
 from prb_jax.scoring.remote.endpoint import REPLIES
 from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.scoring.scorer import Scorer

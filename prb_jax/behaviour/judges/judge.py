@@ -32,8 +32,8 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.refusals import refuse_together
 from prb_jax.scoring import UPPER_BOUND
 from prb_jax.scoring.evaluate import Evaluation, run_evaluation
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs
-from prb_jax.scoring.options import EvaluateOptions
+from prb_jax.scoring.inputs import Inputs, read_inputs
+from prb_jax.scoring.options import Data, EvaluateOptions
 from prb_jax.scoring.prompt_extras import ORACLE, add_prompt_extras
 from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
 from prb_jax.scoring.remote.options import KEY, EndpointOptions

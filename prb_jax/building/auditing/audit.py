@@ -23,7 +23,7 @@ from prb_jax.building.auditing.items import CRITERIA, LONGEST_COMMENT, POINTS
 from prb_jax.errors import DataError, PrbError, RunError
 from prb_jax.platform.extras import need_extra
 from prb_jax.records.writing import held_folder
-from prb_jax.scoring.inputs import Data
+from prb_jax.scoring.options import Data
 from prb_jax.serving.fields import Body
 from prb_jax.serving.options import Limits
 from prb_jax.serving.request_reader import parse_body

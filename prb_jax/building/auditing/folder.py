@@ -26,7 +26,8 @@ from prb_jax.records.sources.recorded import recorded_sources
 from prb_jax.records.writing import refuse_file, write_json, writing
 from prb_jax.runs.evaluation_inputs import RecordedData
 from prb_jax.runs.kind import RunKind, as_recorded
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.inputs import Inputs, read_inputs
+from prb_jax.scoring.options import Data
 from prb_jax.version import __version__
 
 AUDIT: Final = "audit.json"
