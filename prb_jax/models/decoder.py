@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from prb_jax.models.attention.streams import (
     Attention,
     attend_from_stream_reads,
-    attend_streams,
+    stream_attention,
     take_places,
     walks,
 )
@@ -259,7 +259,7 @@ def _decode(
         places: jax.Array | None = None,
     ) -> Any:
         query_angles, key_angles = angles(sliding, rotates)
-        attend: Attention = attend_streams if places is None else attend_from_stream_reads
+        attend: Attention = stream_attention if places is None else attend_from_stream_reads
         loads: list[jax.Array] | None = [] if counts else None
         context = LayerContext(
             query_angles=query_angles,

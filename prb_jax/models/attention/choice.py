@@ -28,7 +28,7 @@ class StreamAttention:
     """An implementation of attention over packed streams: its name and its stream layout.
 
     The XLA program is defined here; kernels are found by platform, as `attention` in `prb_jax.seams`. The tables of a
-    batch determine the implementation: see :func:`attend_streams`.
+    batch determine the implementation: see :func:`prb_jax.models.attention.streams.stream_attention`.
     """
 
     name: str  # name in logs and reports

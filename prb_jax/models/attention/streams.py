@@ -58,16 +58,6 @@ Attention = Callable[..., jax.Array]
 :func:`prb_jax.models.attention.streams.stream_attention`."""
 
 
-def attend_streams(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, batch: StreamBatch, mesh: Mesh | None = None, **options: Any
-) -> jax.Array:
-    """Same as :func:`stream_attention`, with the implementation that the streams were laid out for."""
-    table = type(batch.blocks)
-    # Imported here because kernels import slowly and only some machines have them.
-    attend = stream_attention if table is BlockTable else get("attention", table.__name__).value
-    return attend(q, k, v, batch=batch, mesh=mesh, **options)
-
-
 def walks(batch: StreamBatch, mesh: Mesh | None) -> bool:
     """Return True if streams are computed by the program for CPUs, one block after another."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
@@ -95,16 +85,22 @@ def stream_attention(
     """Return the attention of every token to the tokens that it sees, [S, N, heads, H] in q's dtype.
 
     The softmax is float32, and all products accumulate in float32. Results for padding are finite but meaningless.
+    Streams that were laid out for a kernel are computed by it.
 
     Args:
         q: Scaled queries [S, N, heads, H].
         k, v: Keys and values [S, N, G, H].
-        batch: Streams with the table of blocks for this window.
+        batch: Streams with the table for this window.
         window: Number of most recent tokens that a token sees, itself included.
         softcap: Scores s become ``softcap * tanh(s / softcap)`` before masking.
         sinks: Attention sinks [heads]: an additional logit per softmax, without a value.
         mesh: Mesh that splits streams, heads and queries; None for one device.
     """
+    if not isinstance(batch.blocks, BlockTable):
+        # Imported here because kernels import slowly and only some machines have them.
+        kernel = get("attention", type(batch.blocks).__name__).value
+        options = {} if sinks is None else {"sinks": sinks}
+        return kernel(q, k, v, batch=batch, window=window, softcap=softcap, mesh=mesh, **options)
     table = batch.table(window)
     if not isinstance(table, BlockTable):
         raise ValueError(f"these streams have no table of blocks for a window of {window}")

@@ -18,7 +18,7 @@ from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
 from prb_jax.models.attention.first_use import compare, kernel_fault
 from prb_jax.models.attention.stream_kernel import kernel_attention
-from prb_jax.models.attention.streams import attend_streams
+from prb_jax.models.attention.streams import stream_attention
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.trees import kernel_tables
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
@@ -230,7 +230,7 @@ def test_a_wrong_kernel_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[0] == (stream_kernel.KERNEL, kernel_attention, CONFIG)
     assert choose_attention(tpu, BFLOAT16, "xla", config=CONFIG).refused is None
     assert len(asked) == 2
-    assert kernel_fault(cudnn.CUDNN, attend_streams, CONFIG, mesh=GPU) is None  # not here
+    assert kernel_fault(cudnn.CUDNN, stream_attention, CONFIG, mesh=GPU) is None  # not here
 
 
 def test_cudnns_masks_agree_too(small_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,5 +238,5 @@ def test_cudnns_masks_agree_too(small_kernel: Path, monkeypatch: pytest.MonkeyPa
     by_xla = functools.partial(cudnn_stream_attention, implementation="xla")
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
     options = StreamAttention(CUDNN, "keys").shaped(StreamOptions(1024, window=100))
-    found, allowed = compare(attend_streams, options, group=2, head_dim=32, softcap=None)
+    found, allowed = compare(stream_attention, options, group=2, head_dim=32, softcap=None)
     assert 0 < found <= allowed

@@ -53,7 +53,7 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
         everywhere = jnp.zeros((1, k.shape[1], *q.shape[2:]), q.dtype).at[rows, reads].set(q)
         return whole(everywhere, k, v, mesh=mesh, **options)[rows, reads]
 
-    monkeypatch.setattr(decoder, "attend_streams", whole)
+    monkeypatch.setattr(decoder, "stream_attention", whole)
     monkeypatch.setattr(decoder, "attend_from_stream_reads", at_places)
     (_, expected), oracle = jit(jax.value_and_grad(loss, has_aux=True))(params)
     np.testing.assert_allclose(scores_at_reads, expected, rtol=1e-5, atol=1e-6)
