@@ -178,9 +178,15 @@ def decode_stream(
     decoder: Decoder,
     batch: StreamBatch,
     *,
+    dtype: jnp.dtype,
     reads_only: bool,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    soft_prompts: jax.Array | None = None,
+    differentiated: bool = False,
+    results: dict[str, Any] | None = None,
     loads: list[jax.Array] | None = None,
-    **options: Any,
 ) -> jax.Array:
     """Return the final hidden states of packed streams, before the last norm, in ``dtype``.
 
@@ -190,38 +196,11 @@ def decode_stream(
         reads_only: If True, return the states at the read positions [S, M, D]; otherwise the states of all tokens [S,
           N, D]. With True, the last layer computes queries, attention and mlp only at the read positions, except when
           gradients go through several layers on accelerators.
+        results: Dict that receives the results of all layers besides their output, by part; only for all tokens.
         loads: List that receives the number of real tokens of each expert of a mixture, float32 [L, E], for the layers
           with experts. A last layer that computes only read positions is omitted, unless no other has experts.
     """
-    states, _, counted = _decode(decoder, batch, reads_only=reads_only, counts=loads is not None, **options)
-    if loads is not None:
-        assert counted is not None
-        loads.append(counted)
-    return states
-
-
-def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
-    """Return the result of :func:`decode_stream` for all tokens, with keys and values of every layer and recurrent
-    states at the `ends` of the batch."""
-    states, kept, _ = _decode(decoder, batch, reads_only=False, keep=True, **options)
-    keys, values = kept.get(ATTENTION, (None, None))
-    return Decoded(states, keys, values, kept.get(RECURRENT))
-
-
-def _decode(
-    decoder: Decoder,
-    batch: StreamBatch,
-    *,
-    dtype: jnp.dtype,
-    reads_only: bool,
-    mesh: Mesh | None = None,
-    lora_scale: float = 1.0,
-    remat: str = "none",
-    soft_prompts: jax.Array | None = None,
-    differentiated: bool = False,
-    keep: bool = False,
-    counts: bool = False,
-) -> tuple[jax.Array, Kept, jax.Array | None]:
+    keep, counts = results is not None, loads is not None
     config = decoder.config
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
     places = jnp.asarray(batch.reads) if reads_only else None
@@ -295,22 +274,35 @@ def _decode(
     # memory of accelerators.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        x, kept = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
-        x = x if places is None else take_places(x, places)
-        return x, kept, kept.get(EXPERTS)
+        x, of_layers = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
+        x, counted = x if places is None else take_places(x, places), of_layers.get(EXPERTS)
+        if results is not None:
+            results.update(of_layers)
+    else:
+        # Slicing off the last layer would copy the whole stack, so layers are read through indices.
+        count = config.num_hidden_layers - 1
+        x, of_layers = stacks.scan(body, x, count=count, indexed=not differentiated)
 
-    # Slicing off the last layer would copy the whole stack, so layers are read through indices.
-    count = config.num_hidden_layers - 1
-    x, kept = stacks.scan(body, x, count=count, indexed=not differentiated)
+        def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
+            x, of_last = run(config.kinds[-1], slides[-1], rotates[-1], x, gather(state), places)
+            return x, of_last.get(EXPERTS)
 
-    def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
-        x, results = run(config.kinds[-1], slides[-1], rotates[-1], x, gather(state), places)
-        return x, results.get(EXPERTS)
+        x, of_last = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
+        alone = EXPERTS not in of_layers and of_last is not None
+        counted = of_last[None] if alone else of_layers.get(EXPERTS)
+    if loads is not None:
+        assert counted is not None
+        loads.append(counted)
+    return x
 
-    x, loads = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
-    if EXPERTS not in kept and loads is not None:
-        return x, {}, loads[None]
-    return x, {}, kept.get(EXPERTS)
+
+def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
+    """Return the result of :func:`decode_stream` for all tokens, with keys and values of every layer and recurrent
+    states at the `ends` of the batch."""
+    results: dict[str, Any] = {}
+    states = decode_stream(decoder, batch, reads_only=False, results=results, **options)
+    keys, values = results.get(ATTENTION, (None, None))
+    return Decoded(states, keys, values, results.get(RECURRENT))
 
 
 def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:
