@@ -288,8 +288,9 @@ def decode_stream(
             return x, of_last.get(EXPERTS)
 
         x, of_last = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
-        alone = EXPERTS not in of_layers and of_last is not None
-        counted = of_last[None] if alone else of_layers.get(EXPERTS)
+        counted = of_layers.get(EXPERTS)
+        if counted is None and of_last is not None:
+            counted = of_last[None]
     if loads is not None:
         assert counted is not None
         loads.append(counted)

@@ -161,11 +161,11 @@ def benchmark_of(source: str | Path) -> str | None:
     return resolve(source, split="").benchmark
 
 
-def resolve(source: str | Path | Source, *, split: str) -> Source:
+def resolve(given: str | Path | Source, *, split: str) -> Source:
     """Return the source of a name, which can end in "?FIELD=COLUMN&...&rendered"; a source stays as it is."""
-    if isinstance(source, Source):
-        return source
-    source = localised(source)
+    if isinstance(given, Source):
+        return given
+    source: str | Path = localised(given)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         opened = resolve(match["source"], split=split)
         if not opened.has_columns:

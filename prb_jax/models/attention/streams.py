@@ -112,7 +112,8 @@ def stream_attention(
     attend = attend_blocks if walks(batch, mesh) else get("attention", "many blocks").value
     attend = on_mesh(partial(_with_facts, partial(attend, window, softcap)), mesh)
     of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
-    return with_sinks(*attend(q, k, v, of_queries, of_keys), sinks)
+    out, log = attend(q, k, v, of_queries, of_keys)
+    return with_sinks(out, log, sinks)
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
@@ -134,7 +135,8 @@ def attend_from_stream_reads(
     """Same as :func:`stream_attention`, but only for queries [S, M, heads, H] of the tokens at the read places."""
     if not walks(batch, mesh):
         attend = get("attention", "all keys").value
-        return with_sinks(*attend(q, k, v, batch=batch, window=window, softcap=softcap), sinks)
+        out, log = attend(q, k, v, batch=batch, window=window, softcap=softcap)
+        return with_sinks(out, log, sinks)
     streams, reads, *_ = q.shape
     many = reads >= BLOCK and MANY_READS * reads >= k.shape[1]
     width = BLOCK if many else READS_OF_A_BLOCK
@@ -149,7 +151,8 @@ def attend_from_stream_reads(
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
     attend = on_mesh(partial(_with_facts, partial(attend_blocks, window, softcap)), mesh, split=False)
     of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
-    return with_sinks(*attend(q, k, v, of_queries, of_keys), sinks)[:, :reads]
+    out, log = attend(q, k, v, of_queries, of_keys)
+    return with_sinks(out, log, sinks)[:, :reads]
 
 
 def _with_facts(
