@@ -1,7 +1,7 @@
 """Chunks of packed streams, for layers with a recurrent state: one pass over a forest, one state per depth.
 
 A stream is cut into *runs*: no branch and no end of a conversation lies inside a run. Runs are cut into chunks of at
-most :data:`prb_jax.trees.streams.CHUNK` tokens. A chunk starts from the state at the end of the previous chunk of
+most :data:`prb_jax.trees.tree.CHUNK` tokens. A chunk starts from the state at the end of the previous chunk of
 its conversation. Streams are in depth-first order, so this state is the last one written at its depth, and one *slot*
 per depth is enough.
 """
