@@ -176,7 +176,7 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
 
 
 def sum_over_tokens(x: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Return the gradient of a matrix: the sum of x [..., I] times gradient [..., O] over all tokens, float32 [I, O]."""
+    """Return the gradient of a matrix: x [..., I] times gradient [..., O], summed over all tokens, float32 [I, O]."""
     x, gradient = (each.reshape(-1, each.shape[-1]) for each in (x, gradient))
     if x.shape[1] > gradient.shape[1]:
         return lax.optimization_barrier(sum_over_tokens(gradient, x)).T
