@@ -5,6 +5,7 @@ Statistics of norms, rotary angles and all accumulations are float32, even if ac
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -120,6 +121,10 @@ PROJECTED = "projected"
 derivative."""
 
 
+_TURNED = 1 << 14
+"""Number of values that are transposed at once on CPUs, if their rows are short."""
+
+
 def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
     """Return the precision that keeps float32 factors; by default accelerators round them to bfloat16 or TF32."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
@@ -186,6 +191,25 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
     return out.astype(x.dtype)
 
 
+def sum_over_tokens(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Return the gradient of a matrix: x [..., I] times gradient [..., O], summed over all tokens, float32 [I, O]."""
+    x, gradient = (each.reshape(-1, each.shape[-1]) for each in (x, gradient))
+    if x.shape[1] > gradient.shape[1]:
+        return lax.optimization_barrier(sum_over_tokens(gradient, x)).T
+    return product(lax.platform_dependent(x, cpu=_turned, default=jnp.transpose), gradient)
+
+
+def _turned(x: jax.Array) -> jax.Array:
+    """Transpose x [T, I] part by part: XLA for CPUs takes up to ten times as long for the whole at once."""
+    rows = math.gcd(len(x), 1 << max(_TURNED // x.shape[1], 16).bit_length() - 1)
+
+    def part(number: jax.Array, turned: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(x, number * rows, rows)
+        return lax.dynamic_update_slice_in_dim(turned, some.T, number * rows, 1)
+
+    return lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), x.dtype))
+
+
 @jax.custom_vjp
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Multiply [..., I] by [I, O]: float32 [..., O], with both factors in x's dtype."""
@@ -211,8 +235,7 @@ def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
     if weight is not None:
         to_x = product(narrow, weight.astype(like_x.dtype), (-1, 1)).astype(like_x.dtype)
     if x is not None:
-        leading = tuple(range(x.ndim - 1))
-        to_weight = product(x, narrow, (leading, leading)).astype(like_weight.dtype)
+        to_weight = sum_over_tokens(x, narrow).astype(like_weight.dtype)
     return to_x, to_weight
 
 

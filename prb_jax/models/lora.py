@@ -23,7 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.layers import PROJECTED, matmul, product, project
+from prb_jax.models.layers import PROJECTED, matmul, product, project, sum_over_tokens
 from prb_jax.models.lora_config import BOTH, LoraConfig
 from prb_jax.models.model import bind
 from prb_jax.models.parameter import Declaring, arrays
@@ -152,11 +152,10 @@ def _merged_backward(scale: float, kept: tuple[Any, ...], cotangent: Any) -> tup
     x, weight, a, b, trained = kept
     if isinstance(cotangent, SymbolicZero):
         return None, None, None, None
-    leading = tuple(range(x.ndim - 1))
     to_x = product(cotangent, _with_update(weight, a, b, scale), (-1, 1))
-    to_weight = None if trained is None else product(x, cotangent, (leading, leading)).astype(weight.dtype)
+    to_weight = None if trained is None else sum_over_tokens(x, cotangent).astype(weight.dtype)
     through_b, through_a = product(cotangent, b.astype(x.dtype), (-1, 1)), product(x, a.astype(x.dtype))
-    to_a, to_b = product(x, through_b, (leading, leading)), product(through_a, cotangent, (leading, leading))
+    to_a, to_b = sum_over_tokens(x, through_b), sum_over_tokens(through_a, cotangent)
     return to_x, to_weight, (scale * to_a).astype(a.dtype), (scale * to_b).astype(b.dtype)
 
 

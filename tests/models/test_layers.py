@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from prb_jax.models.layers import gated, matmul_precision, project, rms_norm, rotate
+from prb_jax.models.layers import gated, matmul_precision, project, rms_norm, rotate, sum_over_tokens
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -94,3 +97,29 @@ def test_a_gate_is_applied_in_float32_and_rounded_once() -> None:
     gate, up = bfloat16(random(6, 40)), bfloat16(random(6, 40, seed=1))
     expected = bfloat16(gate / (1 + np.exp(-gate)) * up)
     assert share_apart(gated(*narrow(gate, up), "silu"), expected) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"),
+    [((128,), 48, 24), ((2, 96), 24, 48), ((7,), 3, 5), ((40,), 2048, 16), ((1, 2400), 33, 33)],
+)
+def test_gradients_of_matrices_are_sums_over_all_tokens(
+    tokens: tuple[int, ...], inputs: int, outputs: int
+) -> None:
+    """Also where tokens cannot be divided into parts of the usual size, and for wide and narrow factors."""
+    x, gradient = random(*tokens, inputs), random(*tokens, outputs, seed=1)
+    expected = x.reshape(-1, inputs).astype(np.float64).T @ gradient.reshape(-1, outputs)
+    found = jax.jit(sum_over_tokens)(x, gradient)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_wide_factors_are_not_transposed_at_once() -> None:
+    """Counted in the program: the largest transposed array is a part of the narrower factor."""
+    shapes = [jax.ShapeDtypeStruct((4096, size), jnp.float32) for size in (1024, 512)]
+    program = jax.jit(sum_over_tokens).trace(*shapes).lower(lowering_platforms=("cpu",)).as_text()
+    shapes_found = re.findall(r"stablehlo.transpose .*-> tensor<([\dx]+)xf32>", program)
+    sizes = [math.prod(map(int, shape.split("x"))) for shape in shapes_found]
+    assert len(sizes) == 2
+    assert max(sizes) == 1024 * 512  # of the result
+    assert min(sizes) <= 1 << 14
