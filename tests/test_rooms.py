@@ -189,8 +189,8 @@ CORE = {
 
 LARGEST = (
     ("prb_jax.scoring.evaluate", 64, 12_900),
-    ("prb_jax.training.train", 84, 16_950),
-    ("prb_jax.behaviour.rl.ppo", 125, 24_450),
+    ("prb_jax.training.train", 84, 16_975),
+    ("prb_jax.behaviour.rl.ppo", 125, 24_475),
 )
 """Ways into the core, and how many files and lines they may reach by imports."""
 

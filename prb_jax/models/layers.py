@@ -207,7 +207,9 @@ def _turned(x: jax.Array) -> jax.Array:
         some = lax.dynamic_slice_in_dim(x, number * rows, rows)
         return lax.dynamic_update_slice_in_dim(turned, some.T, number * rows, 1)
 
-    return lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), x.dtype))
+    turned = lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), x.dtype))
+    # With one part XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
+    return lax.optimization_barrier(turned)
 
 
 @jax.custom_vjp

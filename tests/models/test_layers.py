@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.typing import DTypeLike
 
 from prb_jax.models.layers import gated, matmul_precision, project, rms_norm, rotate, sum_over_tokens
 
@@ -99,17 +100,18 @@ def test_a_gate_is_applied_in_float32_and_rounded_once() -> None:
     assert share_apart(gated(*narrow(gate, up), "silu"), expected) < 0.01
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     ("tokens", "inputs", "outputs"),
     [((128,), 48, 24), ((2, 96), 24, 48), ((7,), 3, 5), ((40,), 2048, 16), ((1, 2400), 33, 33)],
 )
 def test_gradients_of_matrices_are_sums_over_all_tokens(
-    tokens: tuple[int, ...], inputs: int, outputs: int
+    tokens: tuple[int, ...], inputs: int, outputs: int, dtype: DTypeLike
 ) -> None:
     """Also where tokens cannot be divided into parts of the usual size, and for wide and narrow factors."""
-    x, gradient = random(*tokens, inputs), random(*tokens, outputs, seed=1)
+    x, gradient = bfloat16(random(*tokens, inputs)), bfloat16(random(*tokens, outputs, seed=1))
     expected = x.reshape(-1, inputs).astype(np.float64).T @ gradient.reshape(-1, outputs)
-    found = jax.jit(sum_over_tokens)(x, gradient)
+    found = jax.jit(sum_over_tokens)(jnp.asarray(x, dtype), jnp.asarray(gradient, dtype))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
