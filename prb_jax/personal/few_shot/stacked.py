@@ -21,13 +21,15 @@ import numpy as np
 
 from prb_jax.personal.few_shot import bayes, taste_posterior
 from prb_jax.personal.few_shot.choices import Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.cross_fit import CrossFitData
+from prb_jax.personal.few_shot.fitting import define
 from prb_jax.personal.few_shot.protocol import Fitted, State
 from prb_jax.records.options import option
 
 NOBODY, PERSONAL = "nobody", ("simple", "bayes")
 PARTS = (NOBODY, *PERSONAL)
 RESAMPLES = 1000
+FOLDS = 5  # of the people of the validation part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +44,35 @@ class StackedSettings(bayes.BayesSettings):
     )
 
 
-def fit(data: FitData) -> Fitted:
+def fit(data: CrossFitData) -> Fitted:
     """Fit the three priors, then their weights and the slope."""
     settings = {one.name: getattr(data.settings, one.name) for one in fields(bayes.BayesSettings)}
     of_bayes = replace(data, method=bayes.METHOD, settings=bayes.BayesSettings(**settings))
     parts = bayes.fit_parts(of_bayes)
-    found = [of_bayes.margins(parts[name]) for name in PARTS]
-    margins, people = np.stack([one for one, _ in found], axis=1), data.validation.users[found[0][1]]
+    margins, people = unchosen_margins(of_bayes)
     toward = shares_of_best(margins, people, rng=data.rng())
     weights, slope = stack(margins, toward=toward, pull=data.settings.pull)
     return data.best([_together(data, parts, weights, slope)])
 
 
-def _together(data: FitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
+def unchosen_margins(data: CrossFitData) -> tuple[np.ndarray, np.ndarray]:
+    """Return the margins of the parts for people of the validation part, float [m, P], where the numbers are chosen by
+    the other folds of these people; and the person of each margin, int [m]."""
+    people = np.unique(data.validation.users)
+    fold = np.full(data.validation.number_of_users, -1)
+    fold[people] = data.rng().permutation(len(people)) % FOLDS
+    found, of_margin = np.zeros((0, len(PARTS))), np.zeros(0, np.int64)
+    for number in range(FOLDS):
+        others = ((fold >= 0) & (fold != number)).astype(np.float64)
+        parts = bayes.fit_parts(data.chosen_by(others if others.any() else None))
+        columns = [data.margins(parts[name]) for name in PARTS]
+        of_margin = data.validation.users[columns[0][1]]
+        margins = np.stack([one for one, _ in columns], axis=1)
+        found = np.where((fold[of_margin] == number)[:, None], margins, found if len(found) else margins)
+    return found, of_margin
+
+
+def _together(data: CrossFitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
     """The parts as one fit, with names that begin with the part's."""
     arrays, numbers = dict[str, Any](), dict[str, Any](slope=slope)
     for name, weight in zip(PARTS, weights, strict=True):
@@ -145,4 +163,6 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return fitted.numbers["slope"] * rewards
 
 
-METHOD = define("stacked", StackedSettings, fit, adapt, score, empty_state, pointwise=False)
+METHOD = define(
+    "stacked", StackedSettings, fit, adapt, score, empty_state, data=CrossFitData, pointwise=False
+)
