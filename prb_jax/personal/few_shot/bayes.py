@@ -1,6 +1,6 @@
 """Empirical Bayes: a prior of tastes estimated from the seen people, and each person's posterior in closed form.
 
-    w_u ~ N(mu + L A z_u, L L^T + r I),   t_u ~ N(0, I)
+    w_u ~ N(mu + L A z_u, L S L^T + r I),   t_u ~ N(0, I)
     P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + t_u.(q_i - q_j) + b_i - b_j)
 
 mu and b, the effects of texts that several people judged, are pooled Bradley-Terry; z_u is the mean of the posts of a
@@ -11,7 +11,8 @@ one of the candidates. Products assume small tastes, and underestimate strong on
 are therefore tried too: they are fitted together with the t_u of the seen people, starting from the products. mu and b
 are then fitted again, because pooled margins average many tastes and are smaller than margins of the mean taste. r, an
 equal variance in all directions, replaces the part that the low rank omits; the validation part chooses it too. A is
-ridge regression of the seen people's posterior means.
+ridge regression on the profiles, and S, a diagonal, the share of the variance in each direction that they leave open
+(`taste_profile`): what a profile tells is no longer uncertain. Of a person without a profile A z_u is 0 and S is I.
 
 The posts of a profile are choices too: a vote on a text is a choice of it over a typical text (or the reverse), and the
 person's own words are preferred to typical ones, each times a gain g of its kind, in the place of i - j above. Under

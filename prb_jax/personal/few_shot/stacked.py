@@ -5,9 +5,16 @@
 `bayes` is the prior of the method `bayes`. The simple prior has no directions: it has pooled Bradley-Terry, effects of
 texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
 simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
-(stacking: Wolpert 1992, Breiman 1996). A validation part has few people, and parts are often nearly equal: weights are
-pulled towards the share of resamples of these people in which each part has the lowest loss (Bayesian bootstrap; Yao
-and others 2018). The pull goes to one part if it is clearly the best, and to a mean of parts that cannot be told apart.
+(stacking: Wolpert 1992, Breiman 1996).
+
+The numbers of a part are the best of many tried on the same people, of `bayes` of more than of the others: there its
+loss is too low. Weights and slope therefore see margins of people who did not choose: the numbers behind the margins of
+each fold of the validation part are chosen by the other folds (cross-fitting; van der Laan and others 2007). The
+numbers of the parts themselves are chosen by all. The base that all parts share is too, because it favours none.
+
+A validation part has few people, and parts are often nearly equal: weights are pulled towards the share of resamples of
+these people in which each part has the lowest loss (Bayesian bootstrap; Yao and others 2018). The pull goes to one part
+if it is clearly the best, and to a mean of parts that cannot be told apart.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ import jax
 import numpy as np
 
 from prb_jax.personal.few_shot import bayes, taste_posterior
-from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.personal.few_shot.choices import Context, Responses, contexts_and_queries
 from prb_jax.personal.few_shot.cross_fit import CrossFitData
 from prb_jax.personal.few_shot.fitting import define
 from prb_jax.personal.few_shot.protocol import Fitted, State
@@ -58,18 +65,24 @@ def fit(data: CrossFitData) -> Fitted:
 def unchosen_margins(data: CrossFitData) -> tuple[np.ndarray, np.ndarray]:
     """Return the margins of the parts for people of the validation part, float [m, P], where the numbers are chosen by
     the other folds of these people; and the person of each margin, int [m]."""
-    people = np.unique(data.validation.users)
+    fold = folds_of_people(data)
+    whole = bayes.fit_parts(data)
+    people = data.validation.users[data.margins(whole[NOBODY])[1]]
+    found = np.zeros((len(people), len(PARTS)))
+    for number in range(fold.max() + 1):
+        here, others = fold[people] == number, ((fold >= 0) & (fold != number)).astype(np.float64)
+        parts = bayes.fit_parts(data.chosen_by(others)) if others.any() else whole
+        found[here] = np.stack([data.margins(parts[name])[0] for name in PARTS], axis=1)[here]
+    return found, people
+
+
+def folds_of_people(data: CrossFitData) -> np.ndarray:
+    """Return a fold, 0 to `FOLDS` - 1, of each person of the validation part who is predicted, int [U]; others: -1."""
+    queries = contexts_and_queries(data.validation, seed=0)[1]
+    people = np.unique(queries.users)
     fold = np.full(data.validation.number_of_users, -1)
     fold[people] = data.rng().permutation(len(people)) % FOLDS
-    found, of_margin = np.zeros((0, len(PARTS))), np.zeros(0, np.int64)
-    for number in range(FOLDS):
-        others = ((fold >= 0) & (fold != number)).astype(np.float64)
-        parts = bayes.fit_parts(data.chosen_by(others if others.any() else None))
-        columns = [data.margins(parts[name]) for name in PARTS]
-        of_margin = data.validation.users[columns[0][1]]
-        margins = np.stack([one for one, _ in columns], axis=1)
-        found = np.where((fold[of_margin] == number)[:, None], margins, found if len(found) else margins)
-    return found, of_margin
+    return fold
 
 
 def _together(data: CrossFitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
