@@ -122,7 +122,7 @@ def fit(data: CrossFitData) -> Fitted:
 def fit_parts(data: CrossFitData) -> dict[str, Fitted]:
     """Return three priors, each with a separate slope. "nobody" has no personal part, "simple" has equal variance of
     tastes in all directions and the person's posts, and "bayes" is the prior of `fit`."""
-    whole = fit(data) if data.votes is None else _with_directions(data)
+    whole = fit(data) if data.choosers is None else _with_directions(data)
     return fit_simple(data) | {"bayes": whole}
 
 
@@ -218,16 +218,16 @@ def _with_gains(data: CrossFitData, best: Fitted, others: Iterable[Fitted]) -> F
 
 def _with_slope(data: CrossFitData, fitted: Fitted) -> Fitted:
     """The same fit with the slope of the lowest loss on the validation part."""
-    slope = _best_slope(data.margins(fitted)[0], data.weights(fitted))
+    slope = _best_slope(data.margins_of_choosers(fitted))
     return data.best([fitted, changed_fit(fitted, {"slope": slope})])
 
 
-def _best_slope(margins: np.ndarray, weights: np.ndarray) -> float:
-    """The factor of margins, within `SLOPES`, with the lowest weighted loss on the validation part."""
+def _best_slope(margins: np.ndarray) -> float:
+    """The factor of margins, within `SLOPES`, with the lowest loss."""
     from scipy.optimize import minimize_scalar  # scipy takes long to import
 
     def loss(slope: float) -> float:
-        return float(np.mean(weights * np.logaddexp(0.0, -slope * margins.astype(np.float64))))
+        return float(np.mean(np.logaddexp(0.0, -slope * margins.astype(np.float64))))
 
     return float(minimize_scalar(loss, bounds=SLOPES, method="bounded").x)  # pyright: ignore[reportAttributeAccessIssue] - the stubs say float
 

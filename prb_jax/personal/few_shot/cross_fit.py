@@ -20,12 +20,12 @@ from prb_jax.personal.few_shot.protocol import Fitted
 class CrossFitData(FitData):
     """Data that keeps each fit and its margins, so that others can choose among the same fits."""
 
-    # float64 [U], how much the losses of each person of the validation part count in a choice; all alike if None
-    votes: np.ndarray | None = None
+    # bool [U], the people of the validation part who choose, each with a choice that is predicted; all if None
+    choosers: np.ndarray | None = None
 
-    def chosen_by(self, votes: np.ndarray | None) -> Self:
+    def chosen_by(self, choosers: np.ndarray | None) -> Self:
         """Return the same data and fits, where others choose."""
-        return replace(self, votes=votes)
+        return replace(self, choosers=choosers)
 
     def made(
         self, step: tuple[object, ...], base: Fitted, make: Callable[[], Iterable[Fitted]]
@@ -38,18 +38,14 @@ class CrossFitData(FitData):
         known = super().margins
         return self.once(("margins", self.method.name, id(fitted)), lambda: (fitted, known(fitted)))[1]
 
-    def weights(self, fitted: Fitted) -> np.ndarray:
-        """Return how much each of the margins counts in a choice, float64 [m], of mean 1."""
-        places = self.margins(fitted)[1]
-        if self.votes is None:
-            return np.ones(len(places))
-        counted = self.votes[self.validation.users[places]]
-        return counted / counted.mean()
+    def margins_of_choosers(self, fitted: Fitted) -> np.ndarray:
+        """Return the margins of the people who choose, float32 [m]."""
+        margins, places = self.margins(fitted)
+        return margins if self.choosers is None else margins[self.choosers[self.validation.users[places]]]
 
     def loss(self, fitted: Fitted) -> float:
         """Return the mean loss of the people who choose."""
-        losses = np.logaddexp(0.0, -self.margins(fitted)[0], dtype=np.float64)
-        return float(np.mean(losses if self.votes is None else self.weights(fitted) * losses))
+        return float(np.mean(np.logaddexp(0.0, -self.margins_of_choosers(fitted), dtype=np.float64)))
 
     def best(self, candidates: Iterable[Fitted]) -> Fitted:
         """Return the first candidate of the lowest loss of the people who choose: one object for each candidate, with

@@ -70,7 +70,7 @@ def unchosen_margins(data: CrossFitData) -> tuple[np.ndarray, np.ndarray]:
     people = data.validation.users[data.margins(whole[NOBODY])[1]]
     found = np.zeros((len(people), len(PARTS)))
     for number in range(fold.max() + 1):
-        here, others = fold[people] == number, ((fold >= 0) & (fold != number)).astype(np.float64)
+        here, others = fold[people] == number, (fold >= 0) & (fold != number)
         parts = bayes.fit_parts(data.chosen_by(others)) if others.any() else whole
         found[here] = np.stack([data.margins(parts[name])[0] for name in PARTS], axis=1)[here]
     return found, people

@@ -285,13 +285,8 @@ def test_a_slope_makes_margins_that_are_too_small_log_odds() -> None:
     rng = np.random.default_rng(1)
     truth = rng.normal(0, 1.5, 20_000)
     chosen = np.where(rng.random(20_000) < sigmoid(truth), 1, -1)
-    alike = np.ones(len(truth))
-    assert bayes._best_slope(truth * chosen / 1.3, alike) == pytest.approx(1.3, abs=0.06)
-    assert bayes._best_slope(truth * chosen * 1.5, alike) == pytest.approx(1 / 1.5, abs=0.06)
-    sizes = np.where(np.arange(len(truth)) % 2, 1.3, 1 / 1.5)  # some choose, others do not count
-    for one in (1.3, 1 / 1.5):
-        found = bayes._best_slope(truth * chosen / sizes, (sizes == one) * 2.0)
-        assert found == pytest.approx(one, abs=0.06)
+    assert bayes._best_slope(truth * chosen / 1.3) == pytest.approx(1.3, abs=0.06)
+    assert bayes._best_slope(truth * chosen * 1.5) == pytest.approx(1 / 1.5, abs=0.06)
     fitted = Fitted({}, {"slope": np.float32(1.25)}, BayesSettings())
     assert taste_posterior.slope_of(fitted) == 1.25
     assert taste_posterior.slope_of(Fitted({}, {}, BayesSettings())) == 1  # a prior of an earlier version
