@@ -292,8 +292,13 @@ def table(rows: Sequence[Row], *, shots: Sequence[int]) -> str:
     controls = [row for row in rows if row["control"] and _is_shown(row, shots)]
     shown += sorted(controls, key=lambda row: row["accuracy"] if row["control"] == SIMULATED else 0)
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|", *map(_line, shown)]
-    text = "\n".join(lines)
-    return text if not equal else f"{text}\n\nWithin {EQUAL} of pooled at every k: {', '.join(equal)}."
+    parts = ["\n".join(lines)]
+    if equal:
+        parts.append(f"Within {EQUAL} of pooled at every k: {', '.join(equal)}.")
+    parts += {
+        f"No ceiling: {row['reason']}." for row in rows if row["control"] == SIMULATED and row["reason"]
+    }
+    return "\n\n".join(parts)
 
 
 def _equals_pooled(row: Row) -> bool:

@@ -24,7 +24,7 @@ from prb_jax.metrics.paired import add_holm
 from prb_jax.metrics.uncertainty import Interval, difference_interval, mean_interval
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes, stacked
-from prb_jax.personal.few_shot.fitting import FitData
+from prb_jax.personal.few_shot.cross_fit import CrossFitData
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
@@ -51,7 +51,7 @@ def outcomes_of(part: SplitData, shots: tuple[int, ...]) -> dict[str, Outcome]:
     settings = bayes.BayesSettings(validation_shots=shots)
     seen, validation, key = parts_of_fit(bayes.METHOD, part)
     outcomes = {}
-    for one, fit in bayes.fit_simple(FitData(bayes.METHOD, seen, validation, settings, key)).items():
+    for one, fit in bayes.fit_simple(CrossFitData(bayes.METHOD, seen, validation, settings, key)).items():
         outcome, _ = run_method(bayes.METHOD, fit, part, shots=shots, mesh=None)
         facts = as_recorded({"settings": asdict(settings), "seconds_fit": 0.0})
         outcomes[one] = replace(outcome, figures={**outcome.figures, **facts})

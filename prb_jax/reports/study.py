@@ -100,6 +100,7 @@ class StudySummary(TypedDict):
     relaxed: NotRequired[list[str]]
     left_out_methods: dict[str, str]
     not_above_offset: list[str]
+    without_ceiling: NotRequired[dict[str, str]]
     controls: dict[str, list[dict[str, float]]]
     definitions: dict[str, str]
 
@@ -189,7 +190,8 @@ def _curves(rows: Sequence[Row], shots: Sequence[int]) -> Iterator[list[str]]:
     yield ["people who have k", *(number(reached.get(k), "{:,}") for k in shots), *[""] * len(_DIFFERENCES)]
     last = _last(rows)
     for simulated in (False, True):
-        shown = [row for row in rows if row["control"] == "simulated"] if simulated else plain
+        known = [row for row in rows if row["control"] == "simulated" and row["accuracy"] is not None]
+        shown = known if simulated else plain
         for name in dict.fromkeys(row["method"] for row in shown):
             by_shots = {row["shots"]: number(row["accuracy"]) for row in shown if row["method"] == name}
             row = None if simulated else last.get(name)
@@ -268,6 +270,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
                 f"{check['wrapper_accuracy']:.3f}, by chance {check['wrapper_chance']:.3f}{told}"
             )
     yield from (f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items())
+    for part, reason in summary.get("without_ceiling", {}).items():  # absent in earlier versions
+        yield f"no ceiling of {part} people: {reason}"
     if not_above := summary["not_above_offset"]:
         yield f"not above pooled + offset on unseen people, for any number of shots: {', '.join(not_above)}"
     yield f"{summary['users']:,} people, {summary['choices']:,} choices"

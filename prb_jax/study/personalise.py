@@ -44,7 +44,7 @@ from prb_jax.study.outcomes import (
 )
 from prb_jax.study.picture import curves_figure, save_figure
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import CEILING, DEFINITIONS, outcome_table, results, subset_results
+from prb_jax.study.results import CEILING, DEFINITIONS, SIMULATED, outcome_table, results, subset_results
 from prb_jax.study.splits import (
     PARTS,
     UNSEEN_PART,
@@ -188,6 +188,9 @@ def personalise(
             if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
                 above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
         summary["not_above_offset"] = [name for name, beaten in above.items() if not beaten]
+        summary["without_ceiling"] = {
+            row["split"]: row["reason"] for row in rows if row["control"] == SIMULATED and row["reason"]
+        }
         RUNS.reopen(folder)
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):

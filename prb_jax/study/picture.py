@@ -82,7 +82,7 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if panel != _REFERENCE and _REFERENCE in methods:
                 draw(axis, curves[_REFERENCE], color="#ff7f0e", linestyle="--", label=_REFERENCE)
             draw(axis, curves[panel], color=_BLUE, marker="o", markersize=3, label="the method")
-            ceiling = [row for row in unseen if row["method"] == "ceiling"]
+            ceiling = [row for row in unseen if row["method"] == "ceiling" and row["accuracy"] is not None]
             if panel == "bayes" and ceiling:
                 draw(axis, ceiling, color=_BLUE, linestyle=":", label="ceiling, simulated")
             known = [row for row in curves[panel] if row["accuracy_ci95"] is not None]

@@ -69,7 +69,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "ceiling": "simulated (control): what bayes would reach if it knew the true prior, which is drawn from "
     "the posterior of the estimated one, on the same people, pairs and contexts, for shots that somebody has; expected "
     "figures, means over 4 draws of the prior and of everybody's tastes. 'ceiling, no user' knows nobody, "
-    "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
+    "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former. "
+    "All are null, with the reason, if one is below the interval of an observed accuracy with as many shots",
     "no profile": "a control: the method is adapted only on the comparisons",
 }
 
@@ -106,8 +107,8 @@ def results(
         if of_part and "bayes" in outcomes:
             simulated = [outcome.figures.get(CEILING, []) for outcome in outcomes["bayes"]]
             reached = {row["shots"] for row in of_part if row["reason"] is None}
-            ceilings = _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
-            rows += reached_ceilings(ceilings, reached)
+            ceilings = reached_ceilings(_ceiling_rows(simulated, list(of_part[0]), PARTS[part]), reached)
+            rows += held_ceilings(ceilings, of_part)
     return rows
 
 
@@ -120,6 +121,31 @@ def reached_ceilings(rows: Sequence[dict[str, Any]], reached: set[int]) -> list[
         for row in rows
         if row["shots"] in reached or row["method"] != CEILING
     ]
+
+
+def held_ceilings(
+    ceilings: Sequence[dict[str, Any]], observed: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the ceilings of a part of the people, all without figures and with the reason if one of them is below the
+    interval of an observed accuracy with as many shots: these people then differ from the simulated ones."""
+    of_shots = {row["shots"]: row["accuracy"] for row in ceilings if row["method"] == CEILING}
+    above = [
+        row
+        for row in observed
+        if row["control"] is None and row["accuracy_ci95"] and row["shots"] in of_shots
+        if row["accuracy_ci95"][0] > of_shots[row["shots"]]
+    ]
+    if not above:
+        return list(ceilings)
+    worst = max(above, key=lambda row: row["accuracy_ci95"][0] - of_shots[row["shots"]])
+    low, high = worst["accuracy_ci95"]
+    reason = (
+        f"{worst['method']} has {worst['accuracy']:.3f} [{low:.3f}, {high:.3f}] with k = {worst['shots']}, above the "
+        f"simulated {of_shots[worst['shots']]:.3f}: these people do not choose as the prior of bayes says, and no "
+        "ceiling is known"
+    )
+    kept = ("method", "control", "split", "shots", "n")
+    return [row | {name: None for name in row if name not in kept} | {"reason": reason} for row in ceilings]
 
 
 def subset_results(

@@ -70,20 +70,24 @@ def planted_people(
     users: int = 40,
     each: int = 12,
     own: float = 3.0,
+    told: float = 0.0,
     noise: float = 0.0,
     seed: int = 1,
 ) -> list[prb.Comparison]:
-    """Choices of people whose taste is a common direction and an own one; Bradley-Terry with a noise of 1."""
+    """Choices of people whose taste is a common direction, one that their post tells (its last two features, as the
+    tastes for the first two) and an own one; Bradley-Terry with a noise of 1."""
     rng = np.random.default_rng(seed)
     common, comparisons = rng.standard_normal(WIDTH), []
     for user in range(users):
+        post = user % len(features.table)
         taste = common + own * rng.standard_normal(WIDTH)
+        taste[:2] += told * features.table[post, -2:]
         for number in range(each):
             one, other = (int(row) for row in rng.choice(len(features.table), 2, replace=False))
             by_chance = noise * rng.logistic() if noise else 0.0
             if features.table[one] @ taste + by_chance < features.table[other] @ taste:
                 one, other = other, one
-            profile = [{"id": "p", "text": f"r{user % len(features.table)} of mine"}]
+            profile = [{"id": "p", "text": f"r{post} of mine"}]
             names, question = (f"u{user}-{number}", f"user {user}"), f"Question {number % 4}?"
             comparisons.append(choice(*names, f"r{one}", f"r{other}", question, profile=profile))
     return comparisons

@@ -34,7 +34,7 @@ from prb_jax.study.draws import draw_choices, prior_sampler
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.results import reached_ceilings
+from prb_jax.study.results import held_ceilings, reached_ceilings
 from prb_jax.study.simulation import ceiling, expected_wins, people_needed, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
@@ -319,8 +319,60 @@ def test_ceilings_are_shown_for_shots_that_somebody_reaches() -> None:
     assert shown == [("ceiling, no user", 0), ("ceiling", 4), ("ceiling, person known", 4)]
 
 
+def test_ceilings_below_an_observed_accuracy_are_none() -> None:
+    names = [("ceiling, no user", 0), ("ceiling", 0), ("ceiling", 4), ("ceiling, person known", 4)]
+    figures = {"control": "simulated", "split": "unseen", "n": 9, "log_loss": 0.6, "reason": None}
+    ceilings = [{"method": name, "shots": shots, "accuracy": 0.7, **figures} for name, shots in names]
+
+    def observed(low: float, shots: int, control: str | None = None) -> dict[str, Any]:
+        interval = [low, low + 0.04]
+        return {
+            "method": "m",
+            "control": control,
+            "shots": shots,
+            "accuracy": low + 0.02,
+            "accuracy_ci95": interval,
+        }
+
+    below = [observed(0.69, 0), observed(0.69, 4), observed(0.8, 2), observed(0.8, 4, "no profile")]
+    assert held_ceilings(ceilings, [*below, observed(0.5, 4) | {"accuracy_ci95": None}]) == ceilings
+    shown = held_ceilings(ceilings, [*below, observed(0.71, 4), observed(0.72, 0)])
+    assert [(row["method"], row["shots"]) for row in shown] == names
+    assert {(row["accuracy"], row["log_loss"], row["n"]) for row in shown} == {(None, None, 9)}
+    (reason,) = {row["reason"] for row in shown}
+    assert reason.startswith("m has 0.740 [0.720, 0.760] with k = 0, above the simulated 0.700: ")
+
+
+def test_a_study_of_people_above_the_ceiling_says_so_and_shows_none(study: Study) -> None:
+    plain = [row for row in study.results if row["control"] is None and row["split"] == "unseen"]
+    low = dict.fromkeys(plain[0]) | {
+        "method": "ceiling",
+        "control": "simulated",
+        "split": "unseen",
+        "shots": 4,
+    }
+    for accuracy, shows in ((0.99, True), (0.01, False)):
+        (row,) = held_ceilings([low | {"accuracy": accuracy}], plain)
+        without = {} if shows else {"unseen": row["reason"]}
+        summary = study.summary | {"without_ceiling": without}
+        shown = printed(render_study([*plain, row], summary, title="x"))
+        assert ("ceiling (simulated)" in shown) == shows
+        assert ("no ceiling of unseen people: " in shown) == (not shows)
+    lacking = {
+        row["split"] for row in study.results if row["control"] == "simulated" and row["accuracy"] is None
+    }
+    assert set(study.summary["without_ceiling"]) == lacking
+
+
 @pytest.mark.slow
-def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path, study: Study) -> None:
+def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path) -> None:
+    people = planted_people(PlantedFeatures(), users=60, own=3.0, noise=1.0)
+    write_features(PlantedFeatures(), people, out=work / "noisy", progress=False)
+    study = personalise(
+        people, backbone=work / "noisy", out=work / "noisy_study", methods=["bayes"], shots=(0, 4),
+        settings={"bayes": FEW, **read_settings(QUICK)}, progress=False,
+    )  # fmt: skip
+    assert study.summary["without_ceiling"] == {}
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
     assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"
     assert rows["ceiling"]["diff_to_no_user"] > 0.05
@@ -328,7 +380,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     shown = printed(render_study(study.results, study.summary, title="x"))
     assert "ceiling, person known (simulated)" in shown
     plan = plan_study(
-        PEOPLE, backbone=work / "features", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
+        people, backbone=work / "noisy", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
         progress=False,
     )  # fmt: skip
     few, many = plan["rows"]
@@ -346,16 +398,16 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [0.3, 0.8])
+@pytest.mark.parametrize(("own", "told"), [(0.3, 0.0), (0.8, 0.0), (0.2, 1.4)])
 def test_the_ceiling_of_planted_people_is_not_below_what_is_observed(
-    tmp_path: Path, own: float, record_property: Any
+    tmp_path: Path, own: float, told: float, record_property: Any
 ) -> None:
     """The ceiling lies at or above the best row within its error, and probabilities of `bayes` have a slope of 1.
 
-    Tastes move margins by a standard deviation of 1.0 and 2.8.
+    Tastes move margins by a standard deviation of 1.0 and 2.8; of the third kind the profile tells nearly all of them.
     """
     features = PlantedFeatures(rows=6000)
-    people = planted_people(features, users=500, each=24, own=own, noise=1.0, seed=5)
+    people = planted_people(features, users=500, each=24, own=own, told=told, noise=1.0, seed=5)
     write_features(features, people, out=tmp_path / "features", progress=False)
     wide = replace(FEW, spread=(1.0, 2.0, 4.0))
     few = {"bayes": wide, "stacked": StackedSettings(**asdict(wide)), **read_settings(QUICK)}

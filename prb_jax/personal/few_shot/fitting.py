@@ -103,13 +103,16 @@ class FitData:
 def define(
     name: str,
     settings: type,
-    fit: Callable[[FitData], Fitted],
+    fit: Callable[[Any], Fitted],
     adapt: Callable[[Fitted, Context, jax.Array], State],
     score: Callable[[Fitted, State, Responses], jax.Array],
     empty_state: Callable[[Fitted], State],
+    *,
+    data: type[FitData] = FitData,
     **facts: Any,
 ) -> Method:
-    """Return a method with a ``fit`` that takes its data as one object; arguments are the fields of `Method`."""
+    """Return a method with a ``fit`` that takes its data as one object of the class ``data``; other arguments are the
+    fields of `Method`."""
 
     def fit_parts(
         seen: Choices,
@@ -122,7 +125,7 @@ def define(
     ) -> Fitted:
         for part in (seen, validation):
             part.require(name, method.needs)
-        return fit(FitData(method, seen, validation, settings, key, mesh, {} if shared is None else shared))
+        return fit(data(method, seen, validation, settings, key, mesh, {} if shared is None else shared))
 
     method = Method(name, settings, fit_parts, adapt, score, empty_state, shares_fits=True, **facts)
     return method

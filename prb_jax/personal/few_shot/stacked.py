@@ -5,9 +5,16 @@
 `bayes` is the prior of the method `bayes`. The simple prior has no directions: it has pooled Bradley-Terry, effects of
 texts, equal variance of tastes in all directions, and the similarity to the person's own words. Nobody is the part of
 simple without a person. Each part is already a log-odds. Weights and slope minimise the loss on the validation part
-(stacking: Wolpert 1992, Breiman 1996). A validation part has few people, and parts are often nearly equal: weights are
-pulled towards the share of resamples of these people in which each part has the lowest loss (Bayesian bootstrap; Yao
-and others 2018). The pull goes to one part if it is clearly the best, and to a mean of parts that cannot be told apart.
+(stacking: Wolpert 1992, Breiman 1996).
+
+The numbers of a part are the best of many tried on the same people, of `bayes` of more than of the others: there its
+loss is too low. Weights and slope therefore see margins of people who did not choose: the numbers behind the margins of
+each fold of the validation part are chosen by the other folds (cross-fitting; van der Laan and others 2007). The
+numbers of the parts themselves are chosen by all. The base that all parts share is too, because it favours none.
+
+A validation part has few people, and parts are often nearly equal: weights are pulled towards the share of resamples of
+these people in which each part has the lowest loss (Bayesian bootstrap; Yao and others 2018). The pull goes to one part
+if it is clearly the best, and to a mean of parts that cannot be told apart.
 """
 
 from __future__ import annotations
@@ -20,14 +27,16 @@ import jax
 import numpy as np
 
 from prb_jax.personal.few_shot import bayes, taste_posterior
-from prb_jax.personal.few_shot.choices import Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.choices import Context, Responses, contexts_and_queries
+from prb_jax.personal.few_shot.cross_fit import CrossFitData
+from prb_jax.personal.few_shot.fitting import define
 from prb_jax.personal.few_shot.protocol import Fitted, State
 from prb_jax.records.options import option
 
 NOBODY, PERSONAL = "nobody", ("simple", "bayes")
 PARTS = (NOBODY, *PERSONAL)
 RESAMPLES = 1000
+FOLDS = 5  # of the people of the validation part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +51,41 @@ class StackedSettings(bayes.BayesSettings):
     )
 
 
-def fit(data: FitData) -> Fitted:
+def fit(data: CrossFitData) -> Fitted:
     """Fit the three priors, then their weights and the slope."""
     settings = {one.name: getattr(data.settings, one.name) for one in fields(bayes.BayesSettings)}
     of_bayes = replace(data, method=bayes.METHOD, settings=bayes.BayesSettings(**settings))
     parts = bayes.fit_parts(of_bayes)
-    found = [of_bayes.margins(parts[name]) for name in PARTS]
-    margins, people = np.stack([one for one, _ in found], axis=1), data.validation.users[found[0][1]]
+    margins, people = unchosen_margins(of_bayes)
     toward = shares_of_best(margins, people, rng=data.rng())
     weights, slope = stack(margins, toward=toward, pull=data.settings.pull)
     return data.best([_together(data, parts, weights, slope)])
 
 
-def _together(data: FitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
+def unchosen_margins(data: CrossFitData) -> tuple[np.ndarray, np.ndarray]:
+    """Return the margins of the parts for people of the validation part, float [m, P], where the numbers are chosen by
+    the other folds of these people; and the person of each margin, int [m]."""
+    fold = folds_of_people(data)
+    whole = bayes.fit_parts(data)
+    people = data.validation.users[data.margins(whole[NOBODY])[1]]
+    found = np.zeros((len(people), len(PARTS)))
+    for number in range(fold.max() + 1):
+        here, others = fold[people] == number, (fold >= 0) & (fold != number)
+        parts = bayes.fit_parts(data.chosen_by(others)) if others.any() else whole
+        found[here] = np.stack([data.margins(parts[name])[0] for name in PARTS], axis=1)[here]
+    return found, people
+
+
+def folds_of_people(data: CrossFitData) -> np.ndarray:
+    """Return a fold, 0 to `FOLDS` - 1, of each person of the validation part who is predicted, int [U]; others: -1."""
+    queries = contexts_and_queries(data.validation, seed=0)[1]
+    people = np.unique(queries.users)
+    fold = np.full(data.validation.number_of_users, -1)
+    fold[people] = data.rng().permutation(len(people)) % FOLDS
+    return fold
+
+
+def _together(data: CrossFitData, parts: Mapping[str, Fitted], weights: np.ndarray, slope: float) -> Fitted:
     """The parts as one fit, with names that begin with the part's."""
     arrays, numbers = dict[str, Any](), dict[str, Any](slope=slope)
     for name, weight in zip(PARTS, weights, strict=True):
@@ -145,4 +176,6 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return fitted.numbers["slope"] * rewards
 
 
-METHOD = define("stacked", StackedSettings, fit, adapt, score, empty_state, pointwise=False)
+METHOD = define(
+    "stacked", StackedSettings, fit, adapt, score, empty_state, data=CrossFitData, pointwise=False
+)

@@ -74,14 +74,11 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     responses differ."""
     deltas, effects, rows, mask = _observations(fitted, context)
     rest = fitted.numbers["isotropic"]
-    prior = jnp.zeros(rows.shape[1], jnp.float32)
-    if context.posts is not None and "profile" in fitted.arrays:
-        has_posts = jnp.any(context.posts.mask)
-        mean = (mean_post(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
-        prior = jnp.where(has_posts, jnp.pad(mean, (0, len(prior) - len(mean))), prior)
-    margins = deltas @ fitted.arrays["direction"] + effects
+    prior, spread = _prior(fitted, context.posts, rows.shape[1])
+    margins = deltas @ fitted.arrays["direction"] + effects + rows @ prior
+    rows = rows * spread
     kernel = rows @ rows.T + rest * (deltas @ deltas.T)
-    dual, factor, root = laplace_posterior(kernel, mask, margins + rows @ prior)
+    dual, factor, root = laplace_posterior(kernel, mask, margins)
     known = jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
     left, moment = jnp.float32(1), fitted.arrays.get("moment")
     if moment is not None:
@@ -89,11 +86,24 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
         told = jnp.sum((known_rest @ moment) * known_rest) / jnp.trace(moment)
         left = jnp.clip(1 - rest * told, 0, 1)
     return {
-        "weights": prior + dual @ rows,
-        "covariance": jnp.eye(len(prior)) - known.T @ known,
+        "weights": prior + spread * (dual @ rows),
+        "covariance": spread[:, None] * (jnp.eye(len(prior)) - known.T @ known) * spread,
         "rest": rest * (dual @ deltas),
         "rest_variance": rest * left,
     }
+
+
+def _prior(fitted: Fitted, posts: Posts | None, count: int) -> tuple[Array, Array]:
+    """The mean and the standard deviation, [J + T], of a person's tastes given the profile alone."""
+    mean, spread, arrays = jnp.zeros(count, jnp.float32), jnp.ones(count, jnp.float32), fitted.arrays
+    if posts is None or "profile" not in arrays:
+        return mean, spread
+    has_posts = jnp.any(posts.mask)
+    told = (mean_post(posts) - arrays["post_mean"]) @ arrays["profile"]
+    mean = jnp.where(has_posts, mean.at[: len(told)].set(told), mean)
+    if (left := arrays.get("left")) is not None:  # of the variance
+        spread = jnp.where(has_posts, spread.at[: len(left)].set(jnp.sqrt(left)), spread)
+    return mean, spread
 
 
 def _observations(fitted: Fitted, context: Context) -> tuple[Array, Array, Array, Array]:

@@ -127,40 +127,49 @@ def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float, profiles: b
     moment = (made.seen.deltas.T @ made.seen.deltas / len(made.seen)).astype(np.float32)
     arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32), "moment": moment}
     numbers = {"isotropic": rest, "word_gain": 2.0, "vote_gain": 0.5, "typical": 0.0}
+    of_profile, left, post_mean = np.zeros((WIDTH, 3)), np.ones(3), np.zeros(WIDTH)
     if profiles:
         made = with_posts(made, Posts(posts, there, signs))
+        of_profile, left, post_mean = (
+            rng.normal(size=(WIDTH, 3)),
+            np.array([0.1, 1, 0.5]),
+            rng.normal(size=WIDTH),
+        )
+        told_of = {"profile": of_profile, "left": left, "post_mean": post_mean}
         arrays |= {"word_mean": word_mean, "vote_mean": vote_mean}
-        arrays |= {"post_mean": np.zeros(WIDTH, np.float32), "profile": np.zeros((WIDTH, 3), np.float32)}
+        arrays |= {name: values.astype(np.float32) for name, values in told_of.items()}
+    means = (np.stack([posts[:, 0], posts[:, 1], -posts[:, 2]]).mean(axis=0) - post_mean) @ of_profile
     fitted = Fitted(arrays, {name: np.float32(number) for name, number in numbers.items()}, BayesSettings())
     rows = made.contexts.first(16)
     states = adapt_users(METHOD, fitted, made.new, rows, key=KEY)
     scores = score_users(METHOD, fitted, states, made.new, made.queries)
-    both = np.concatenate([basis, np.sqrt(np.float32(rest)) * np.eye(WIDTH, dtype=np.float32)], axis=1)
+    spread = np.append(np.sqrt(left), np.full(WIDTH, np.sqrt(rest)))
+    both = np.concatenate([basis, np.eye(WIDTH)], axis=1) * spread
     for user, (places, mask) in enumerate(zip(rows.places, rows.mask, strict=True)):
         deltas = made.new.deltas[places[mask]]
         if profiles:
             deltas = np.concatenate([deltas, told[rows.users[user]]])
-        x, m = (deltas.astype(np.float64) @ matrix for matrix in (both, direction))
+        known = direction + basis @ means[rows.users[user]]
+        x, m = (deltas.astype(np.float64) @ matrix for matrix in (both, known))
         mode, precision = np.zeros(both.shape[1]), np.eye(both.shape[1])
         for _ in range(100):  # half steps of Newton's method, to the last digits
             slopes = sigmoid(-(m + x @ mode))
             precision = np.eye(len(mode)) + (x * (slopes * (1 - slopes))[:, None]).T @ x
             mode = mode - 0.5 * np.linalg.solve(precision, mode - x.T @ slopes)
-        posterior = np.linalg.inv(precision)
-        covariance, of_rest = (
-            posterior[:3, :3],
-            rest * np.trace(posterior[3:, 3:] @ moment) / np.trace(moment),
-        )
+        posterior = np.linalg.inv(precision) * spread[:, None] * spread
+        covariance = posterior[:3, :3]
+        of_rest = np.trace(posterior[3:, 3:] @ moment) / np.trace(moment)
         # A margin in float32 is right to its own size's rounding, in an order of sums that processors choose.
         near = 2 * np.finfo(np.float32).eps * max(1, np.abs(m).max())
-        np.testing.assert_allclose(states["weights"][user], mode[:3], atol=near)
-        np.testing.assert_allclose(states["rest"][user], np.sqrt(rest) * mode[3:], atol=near)
+        modes = np.append(means[rows.users[user]], np.zeros(WIDTH)) + spread * mode
+        np.testing.assert_allclose(states["weights"][user], modes[:3], atol=near)
+        np.testing.assert_allclose(states["rest"][user], modes[3:], atol=near)
         np.testing.assert_allclose(states["covariance"][user], covariance, atol=near)
         np.testing.assert_allclose(states["rest_variance"][user], of_rest, atol=near)
         asked = made.queries.places[user][made.queries.mask[user]]
         tested = made.new.deltas[asked].astype(np.float64)
         taste = tested @ basis
-        margin = tested @ direction + tested @ both @ mode
+        margin = tested @ known + tested @ both @ mode
         variance = np.einsum("qj,jl,ql->q", taste, covariance, taste) + of_rest * np.sum(tested**2, axis=1)
         chosen, rejected = scores[user][made.queries.mask[user]].T
         expected = margin / np.sqrt(1 + np.pi / 8 * variance)

@@ -107,7 +107,7 @@ def test_profiles_of_unequal_lengths_give_the_states_of_padded_ones(monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("lore_free", 32), ("bayes", 4 * (16 + 16 * 16 + 384))])
+@pytest.mark.parametrize(("name", "size"), [("lore_free", 32), ("bayes", 4 * (16 + 16 * 16 + 384 + 1))])
 def test_a_hundred_thousand_users_are_adapted(name, size):
     rng = np.random.default_rng(0)
     users, shots, width, rows = 100_000, 16, 384, 3_000
