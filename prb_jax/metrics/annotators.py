@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from prb_jax.errors import counted
+from prb_jax.metrics.clusters import counted_clusters
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 
 MISSING: Final = -1  # in a table: this annotator did not rate this unit
@@ -245,7 +245,7 @@ def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
     """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` annotators, or clusters of items,
     whose plural name is ``over``."""
     if clusters < LEAST_CLUSTERS:
-        reason = f"{counted(clusters, over.removesuffix('s'))}; an interval needs at least {LEAST_CLUSTERS}"
+        reason = f"{counted_clusters(clusters, over)}; an interval needs at least {LEAST_CLUSTERS}"
         return {"ci95": reason, "ci95_annotators": reason}
     if annotators < LEAST_CLUSTERS:
         reason = f"{annotators} annotators; an interval over annotators needs at least {LEAST_CLUSTERS}"

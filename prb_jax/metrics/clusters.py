@@ -8,6 +8,7 @@ freedom; `prb_jax.metrics.uncertainty` computes intervals from them.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,13 @@ class Clusters:
         if responses is not None and not shared_rows(users, responses):
             responses = None
         return Clusters(users, responses, self.derived)
+
+
+def counted_clusters(number: int, over: str) -> str:
+    """Return a number of clusters with their name, whose plural is ``over``, e.g. "1 user or set of responses"."""
+    one = re.sub(r"\bor (\w+)s\b", r"or \1", re.sub(r"(\w+)s\b", r"\1", over, count=1))
+    name = one if number == 1 else over
+    return f"{number:,} {name}"
 
 
 def shared_rows(users: Sequence[str | None], responses: Sequence[Sequence[str]]) -> int:

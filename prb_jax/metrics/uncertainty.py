@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError, counted, quote
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.clusters import (
     Clusters,
     Factor,
     Sample,
+    counted_clusters,
     equal_users,
     fit_correlation,
     mean_variance,
@@ -310,7 +311,7 @@ def _t_interval(
 
 def too_few(clusters: int, what: str, *, method: str) -> Interval:
     """Return an empty interval with its reason."""
-    reason = f"{counted(clusters, what.removesuffix('s'))}; an interval needs at least {LEAST_CLUSTERS}"
+    reason = f"{counted_clusters(clusters, what)}; an interval needs at least {LEAST_CLUSTERS}"
     return Interval(None, None, reason, method, clusters)
 
 

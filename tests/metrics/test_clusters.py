@@ -5,6 +5,7 @@ import pytest
 
 from prb_jax.metrics.clusters import (
     Clusters,
+    counted_clusters,
     crossed_keys,
     equal_users,
     mean_variance,
@@ -166,3 +167,17 @@ def test_a_pair_of_rows_with_the_same_user_and_response_leaves_the_degrees_to_al
     assert [factor.by for factor in sample.factors] == ["users", "responses", "both"]
     assert sample.degrees([0.0, 0.0, 0.7]) > 15
     assert sample.degrees([0.5, 0.0, 0.0]) < 30
+
+
+@pytest.mark.parametrize(
+    ("over", "one"),
+    [
+        ("users", "1 user"),
+        ("testable users", "1 testable user"),
+        ("users or sets of responses", "1 user or set of responses"),
+        ("users derived from shared profile posts", "1 user derived from shared profile posts"),
+    ],
+)
+def test_a_single_cluster_is_named_in_the_singular(over: str, one: str):
+    assert counted_clusters(1, over) == one
+    assert counted_clusters(2000, over) == f"2,000 {over}"
