@@ -188,9 +188,9 @@ CORE = {
 """The two ways into the core, a score and a gradient, and what they do not import."""
 
 LARGEST = (
-    ("prb_jax.scoring.evaluate", 64, 12_900),
-    ("prb_jax.training.train", 84, 16_975),
-    ("prb_jax.behaviour.rl.ppo", 125, 24_475),
+    ("prb_jax.scoring.evaluate", 64, 12_925),
+    ("prb_jax.training.train", 84, 17_000),
+    ("prb_jax.behaviour.rl.ppo", 125, 24_500),
 )
 """Ways into the core, and how many files and lines they may reach by imports."""
 

@@ -193,14 +193,23 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
 
 def sum_over_tokens(x: jax.Array, gradient: jax.Array) -> jax.Array:
     """Return the gradient of a matrix: x [..., I] times gradient [..., O], summed over all tokens, float32 [I, O]."""
+    # Of tokens that are split over a mesh, parts would have to be gathered.
+    if jax.device_count() > 1:
+        return _sum_at_once(x, gradient)
+    return lax.platform_dependent(x, gradient, cpu=_sum_of_turned, default=_sum_at_once)
+
+
+def _sum_at_once(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    tokens = tuple(range(x.ndim - 1))
+    return product(x, gradient, (tokens, tokens))
+
+
+def _sum_of_turned(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Same as :func:`_sum_at_once`. XLA for CPUs transposes one factor of this product, and takes up to ten times as
+    long for the whole at once as for the narrower one, part by part."""
     x, gradient = (each.reshape(-1, each.shape[-1]) for each in (x, gradient))
     if x.shape[1] > gradient.shape[1]:
-        return lax.optimization_barrier(sum_over_tokens(gradient, x)).T
-    return product(lax.platform_dependent(x, cpu=_turned, default=jnp.transpose), gradient)
-
-
-def _turned(x: jax.Array) -> jax.Array:
-    """Transpose x [T, I] part by part: XLA for CPUs takes up to ten times as long for the whole at once."""
+        return lax.optimization_barrier(_sum_of_turned(gradient, x)).T
     rows = math.gcd(len(x), 1 << max(_TURNED // x.shape[1], 16).bit_length() - 1)
 
     def part(number: jax.Array, turned: jax.Array) -> jax.Array:
@@ -209,7 +218,7 @@ def _turned(x: jax.Array) -> jax.Array:
 
     turned = lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), x.dtype))
     # With one part XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
-    return lax.optimization_barrier(turned)
+    return product(lax.optimization_barrier(turned), gradient)
 
 
 @jax.custom_vjp

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 from jax.typing import DTypeLike
 
 from prb_jax.models.layers import gated, matmul_precision, project, rms_norm, rotate, sum_over_tokens
+from tests.plain_process import plain_environment
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -100,28 +103,51 @@ def test_a_gate_is_applied_in_float32_and_rounded_once() -> None:
     assert share_apart(gated(*narrow(gate, up), "silu"), expected) < 0.01
 
 
+@pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     ("tokens", "inputs", "outputs"),
     [((128,), 48, 24), ((2, 96), 24, 48), ((7,), 3, 5), ((40,), 2048, 16), ((1, 2400), 33, 33)],
 )
 def test_gradients_of_matrices_are_sums_over_all_tokens(
-    tokens: tuple[int, ...], inputs: int, outputs: int, dtype: DTypeLike
+    tokens: tuple[int, ...],
+    inputs: int,
+    outputs: int,
+    dtype: DTypeLike,
+    devices: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where tokens cannot be divided into parts of the usual size, and for wide and narrow factors."""
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
     x, gradient = bfloat16(random(*tokens, inputs)), bfloat16(random(*tokens, outputs, seed=1))
     expected = x.reshape(-1, inputs).astype(np.float64).T @ gradient.reshape(-1, outputs)
-    found = jax.jit(sum_over_tokens)(jnp.asarray(x, dtype), jnp.asarray(gradient, dtype))
+    found = jax.jit(lambda *factors: sum_over_tokens(*factors))(
+        jnp.asarray(x, dtype), jnp.asarray(gradient, dtype)
+    )
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_wide_factors_are_not_transposed_at_once() -> None:
+def test_wide_factors_are_not_transposed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the program: the largest transposed array is a part of the narrower factor."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     shapes = [jax.ShapeDtypeStruct((4096, size), jnp.float32) for size in (1024, 512)]
-    program = jax.jit(sum_over_tokens).trace(*shapes).lower(lowering_platforms=("cpu",)).as_text()
+    program = (
+        jax.jit(lambda *factors: sum_over_tokens(*factors))
+        .trace(*shapes)
+        .lower(lowering_platforms=("cpu",))
+        .as_text()
+    )
     shapes_found = re.findall(r"stablehlo.transpose .*-> tensor<([\dx]+)xf32>", program)
     sizes = [math.prod(map(int, shape.split("x"))) for shape in shapes_found]
     assert len(sizes) == 2
     assert max(sizes) == 1024 * 512  # of the result
     assert min(sizes) <= 1 << 14
+
+
+def test_the_gradient_of_a_matrix_gathers_no_tokens() -> None:
+    """Tokens that are split over a mesh stay where they are: only the sums are exchanged, once."""
+    command = [sys.executable, "-m", "tests.models.gradients_on_mesh"]
+    environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(command, env=environment, check=True, timeout=300, capture_output=True, text=True)
+    assert found.stdout.split() == ["1", "0"]
