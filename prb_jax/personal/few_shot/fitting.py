@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, contexts_and_queries
+from prb_jax.personal.few_shot.factors import factorised, solved
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Floats,
@@ -296,8 +297,8 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
         slope = known * jax.nn.sigmoid(-margin)
         gradient = precision * weights - rows.T @ slope
         root = jnp.sqrt(slope * jax.nn.sigmoid(margin))
-        factor = jax.scipy.linalg.cholesky(identity + root[:, None] * kernel * root, lower=True)
-        inner = jax.scipy.linalg.cho_solve((factor, True), root * (rows @ gradient)) / precision
+        factor = factorised(identity + root[:, None] * kernel * root)
+        inner = solved(factor, root * (rows @ gradient)) / precision
         step = (rows.T @ (root * inner) - gradient) / precision
         along = rows @ step
 
@@ -332,14 +333,14 @@ def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Ar
         slopes = known * jax.nn.sigmoid(-margins)
         root = jnp.sqrt(slopes * jax.nn.sigmoid(margins))
         inner = jnp.eye(len(known), dtype=jnp.float32) + root[:, None] * kernel * root
-        return slopes, root, jax.scipy.linalg.cholesky(inner, lower=True)
+        return slopes, root, factorised(inner)
 
     def newton(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         count, dual, _ = carry
         pull = kernel @ dual
         slopes, root, factor = curved(offset + pull)
         target = root**2 * pull + slopes
-        step = target - root * jax.scipy.linalg.cho_solve((factor, True), root * (kernel @ target)) - dual
+        step = target - root * solved(factor, root * (kernel @ target)) - dual
 
         def objective(share: Array) -> jax.Array:
             moved = dual + share * step
@@ -356,7 +357,7 @@ def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Ar
     for _ in range(2):
         slopes, root, factor = curved(offset + kernel @ dual)
         gradient = dual - slopes
-        inner = jax.scipy.linalg.cho_solve((factor, True), root * (kernel @ gradient))
+        inner = solved(factor, root * (kernel @ gradient))
         dual = slopes + root * inner
     _, root, factor = curved(offset + kernel @ dual)
     return dual, factor, root

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.personal.few_shot.choices import Array, Context, Posts, Responses
+from prb_jax.personal.few_shot.factors import half_solved
 from prb_jax.personal.few_shot.fitting import laplace_posterior
 from prb_jax.personal.few_shot.protocol import Fitted, State
 from prb_jax.personal.few_shot.taste_prior import Judgements
@@ -79,10 +80,10 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     rows = rows * spread
     kernel = rows @ rows.T + rest * (deltas @ deltas.T)
     dual, factor, root = laplace_posterior(kernel, mask, margins)
-    known = jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
+    known = half_solved(factor, root[:, None] * rows)
     left, moment = jnp.float32(1), fitted.arrays.get("moment")
     if moment is not None:
-        known_rest = jax.scipy.linalg.solve_triangular(factor, root[:, None] * deltas, lower=True)
+        known_rest = half_solved(factor, root[:, None] * deltas)
         told = jnp.sum((known_rest @ moment) * known_rest) / jnp.trace(moment)
         left = jnp.clip(1 - rest * told, 0, 1)
     return {
