@@ -13,7 +13,6 @@ import numpy as np
 
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.cross_fit import CrossFitData
-from prb_jax.personal.few_shot.protocol import adapt_users, score_users
 from prb_jax.personal.few_shot.stacked import PARTS, StackedSettings, shares_of_best, stack, unchosen_margins
 from tests.personal.few_shot.planted import sigmoid
 from tests.personal.few_shot.test_stacked import people
@@ -32,11 +31,8 @@ def losses(kind: str, seed: int) -> tuple[np.ndarray, dict[str, np.ndarray], dic
     found["chosen"] = whole, found["not chosen"][1]
     sure, new = sigmoid(made.query_margins()), []
     for shots in SHOTS:
-        rows, margins = made.contexts.first(shots, width=max(SHOTS)), []
-        for name in PARTS:
-            states = adapt_users(bayes.METHOD, parts[name], made.new, rows, key=KEY)
-            scores = score_users(bayes.METHOD, parts[name], states, made.new, made.queries)[made.queries.mask]
-            margins.append(scores[:, 0] - scores[:, 1])
+        scores = [made.scores(bayes.METHOD, parts[name], shots, width=max(SHOTS)) for name in PARTS]
+        margins = [(each[..., 0] - each[..., 1])[made.queries.mask] for each in scores]
         new.append(np.stack(margins, axis=1).astype(np.float64))
 
     def loss(margins: np.ndarray) -> np.ndarray:

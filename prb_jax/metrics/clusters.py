@@ -63,9 +63,10 @@ class Clusters:
 
 def counted_clusters(number: int, over: str) -> str:
     """Return a number of clusters with their name, whose plural is ``over``, e.g. "1 user or set of responses"."""
-    one = re.sub(r"\bor (\w+)s\b", r"or \1", re.sub(r"(\w+)s\b", r"\1", over, count=1))
-    name = one if number == 1 else over
-    return f"{number:,} {name}"
+    if number != 1:
+        return f"{number:,} {over}"
+    first = re.sub(r"(\w+)s\b", r"\1", over, count=1)
+    return "1 " + re.sub(r"\bor (\w+)s\b", r"or \1", first)
 
 
 def shared_rows(users: Sequence[str | None], responses: Sequence[Sequence[str]]) -> int:

@@ -27,8 +27,8 @@ Table = Literal["blocks", "steps", "keys"]
 class StreamAttention:
     """An implementation of attention over packed streams: its name and its stream layout.
 
-    The XLA program is defined here; kernels are found by platform, as `attention` in `prb_jax.seams`. The tables of a
-    batch determine the implementation: see :func:`prb_jax.models.attention.streams.stream_attention`.
+    Kernels are found by platform, as `attention` in `prb_jax.seams`. The tables of a batch determine the
+    implementation: see :func:`prb_jax.models.attention.streams.stream_attention`, which is also the XLA program.
     """
 
     name: str  # name in logs and reports

@@ -51,9 +51,13 @@ class World:
 
     def share(self, method: Method, fitted: Fitted, shots: int, *, width: int) -> float:
         """The share of the Bayes accuracy after ``shots`` comparisons of each new person."""
+        return self.share_of_bayes(self.scores(method, fitted, shots, width=width))
+
+    def scores(self, method: Method, fitted: Fitted, shots: int, *, width: int) -> np.ndarray:
+        """The scores [U, q, 2] of the queries after ``shots`` comparisons of each new person."""
         rows = self.contexts.first(shots, width=width)
         states = adapt_users(method, fitted, self.new, rows, key=jax.random.key(1))
-        return self.share_of_bayes(score_users(method, fitted, states, self.new, self.queries))
+        return score_users(method, fitted, states, self.new, self.queries)
 
     def share_of_nobody(self, method: Method, fitted: Fitted) -> float:
         """The share of the Bayes accuracy when nothing is known of anybody."""
