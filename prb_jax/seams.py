@@ -183,9 +183,9 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "start": "prb_jax.models.lora:init_lora",
     },
     "protocols": {
-        "paper": "prb_jax.trees.paper:encode_paper",
-        "paper remarks": "prb_jax.trees.paper:paper_remarks",
-        "shorten": "prb_jax.trees.shorten:shortened_prompt",
+        "paper": "prb_jax.scoring.paper:encode_paper",
+        "paper remarks": "prb_jax.scoring.paper:paper_remarks",
+        "shorten": "prb_jax.scoring.shorten:shortened",
     },
     "quantisation": {
         "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",

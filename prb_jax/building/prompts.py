@@ -10,7 +10,7 @@ from typing import Final
 from prb_jax.building.settings import WritingSettings
 from prb_jax.records.comparison import Comparison, Message, RubricAspect
 from prb_jax.records.conversation import transcript
-from prb_jax.text.visible import render_profile
+from prb_jax.text.view import render_profile
 
 WRITER: Final = "You help to build a benchmark of answers to people's questions. Do exactly as you are told."
 

@@ -8,8 +8,7 @@ from prb_jax.commands.values import not_negative, positive
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.text.view import ViewOptions
-from prb_jax.text.visible import PROTOCOLS
+from prb_jax.text.view import PROTOCOLS, ViewOptions
 
 
 def add_personas(sub: Parser) -> None:

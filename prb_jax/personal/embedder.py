@@ -14,7 +14,7 @@ from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.few_shot.protocol import next_power
 from prb_jax.personal.history import preferred_pairs
 from prb_jax.records.comparison import Comparison, Post
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import TextProtocol, visible
 
 Advance = Callable[[int, int], object]
 

@@ -14,9 +14,9 @@ from prb_jax.records.benchmarks.benchmark import result_files, score_intervals
 from prb_jax.records.writing import write_json
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.inputs import Inputs, Job
+from prb_jax.scoring.reader import conversations
 from prb_jax.scoring.summary import BASELINE_ROWS, RESAMPLES
-from prb_jax.text.visible import visible
-from prb_jax.trees.encode import conversations
+from prb_jax.text.view import visible
 
 
 def check_benchmarks(inputs: Inputs) -> None:

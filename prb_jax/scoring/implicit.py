@@ -26,14 +26,12 @@ from prb_jax.models.readouts.response_logprobs import make_logprob_fn
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records
 from prb_jax.scoring.batching import Batch, lanes, stream_scores
-from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.reader import CHUNK_ROWS, Reader, conversations
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.scorer import GivesRewards
 from prb_jax.text.prompts import encode_prompts, why_other_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
-from prb_jax.text.view import View, ViewOptions
-from prb_jax.text.visible import TextProtocol, visible
-from prb_jax.trees.encode import CHUNK_ROWS, conversations
+from prb_jax.text.view import TextProtocol, View, ViewOptions, visible
 from prb_jax.trees.tree import ScoredBatch, Skip, Tree, build_tree, common_run, skip_nothing
 
 

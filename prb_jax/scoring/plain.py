@@ -18,7 +18,7 @@ from prb_jax.records.items import windows
 from prb_jax.scoring import READS_TEXTS
 from prb_jax.scoring.scorer import GivesRewards, ScoreFunction
 from prb_jax.seams import get
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol
 from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 PLUGIN = "plugin:"  # prefix for the name of an entry point of the group prb_jax.rewards

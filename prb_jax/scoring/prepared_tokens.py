@@ -19,8 +19,7 @@ from prb_jax.scoring.inputs import SPLIT, Inputs
 from prb_jax.scoring.large_table import LargeTable
 from prb_jax.scoring.options import EvaluateOptions
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.view import View
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol, View
 from prb_jax.trees.token_store import (
     STORE,
     TokenStore,

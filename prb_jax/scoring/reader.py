@@ -1,8 +1,16 @@
-"""Turn comparisons into a model's inputs, trees of token ids; no weights are needed."""
+"""Turn comparisons into a model's inputs, trees of token ids; no weights are needed.
+
+A :class:`Reader` has the tokenizer, view and limits of one model. The length limit holds for each whole conversation
+(prompt and one response), as if it were scored alone. The default protocol removes text from conversations that are too
+long (`prb_jax.scoring.shorten`), and counts it. A response is never cut, and the conversation stays a valid rendering
+of the chat template. The `paper` protocol instead cuts the end of each conversation, response first
+(`prb_jax.scoring.paper`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,13 +20,22 @@ from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.models.head import choose_readout
 from prb_jax.personal import has_soft_prompts
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import Message, turns_of
 from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
-from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import TRAINED_VIEW, ChosenView, View, ViewOptions, choose_view, length_limit
-from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.encode import TooLongError, encode_comparisons, encode_each
-from prb_jax.trees.tree import TokenisedComparison, Tree
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError
+from prb_jax.text.view import (
+    TRAINED_VIEW,
+    ChosenView,
+    TextProtocol,
+    View,
+    ViewOptions,
+    Visible,
+    choose_view,
+    length_limit,
+    visible,
+)
+from prb_jax.trees.tree import TokenisedComparison, Tree, Truncation, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -31,6 +48,167 @@ if TYPE_CHECKING:
     from prb_jax.text.trained_view import TrainedView
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
+
+CHUNK_ROWS = 64
+"""Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough to keep its intermediate
+results small."""
+
+
+class TooLongError(DataError):
+    """A response that leaves no room for its prompt within the length limit.
+
+    Attributes:
+      comparison: The comparison.
+      tokens: Length of its longest conversation, without profile.
+      limit: Maximum number of tokens of a conversation.
+    """
+
+    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
+        self.comparison, self.tokens, self.limit = comparison, tokens, limit
+        super().__init__(
+            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
+            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
+            f" the prompt within max_length {limit}, and responses are never cut"
+        )
+
+
+def encode_comparisons(
+    comparisons: Sequence[Comparison],
+    tokenizer: ChatTokenizer | PairTokenizer,
+    *,
+    view: View,
+    pad_token_id: int | None = None,
+) -> list[Tree]:
+    """Return the trees of `comparisons`, in their order. Each depends only on its comparison.
+
+    Args:
+      comparisons: Comparisons to encode.
+      tokenizer: Tokenizer of the model.
+      view: View of the model. If it has no length limit, the protocol's limit counts (none for default, 8,192 for
+        paper).
+      pad_token_id: Padding id of the model's configuration, for the read position of the paper protocol; the
+        tokenizer's if not given. Without either, the last token is read.
+
+    Raises:
+      DataError: The template refuses a comparison, a response leaves no room for its prompt (`TooLongError`), or two
+        different responses have the same tokens (the last two not in the paper protocol). The message names the
+        comparison.
+    """
+    trees: list[Tree] = []
+    for tree in encode_each(comparisons, tokenizer, view=view, pad_token_id=pad_token_id):
+        if isinstance(tree, TooLongError):
+            raise tree
+        trees.append(tree)
+    return trees
+
+
+def encode_each(
+    comparisons: Sequence[Comparison],
+    tokenizer: ChatTokenizer | PairTokenizer,
+    *,
+    view: View,
+    pad_token_id: int | None = None,
+) -> Iterator[Tree | TooLongError]:
+    """Yield the trees of `encode_comparisons` one by one, or the error of a comparison that is too long in its place.
+
+    Raises:
+      DataError: Errors of `encode_comparisons`, except `TooLongError`.
+    """
+    encoder = Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
+    for start in range(0, len(comparisons), CHUNK_ROWS):
+        chunk = comparisons[start : start + CHUNK_ROWS]
+        if view.protocol is TextProtocol.PAPER:
+            yield from get("protocols", "paper").value(encoder, chunk, pad_token_id)
+        else:
+            yield from encoder.default(chunk)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns comparisons into trees, for one tokenizer and one view."""
+
+    tokenizer: ChatTokenizer | PairTokenizer
+    view: View
+    limit: int | None
+
+    def default(self, comparisons: Sequence[Comparison]) -> list[Tree | TooLongError]:
+        """Return the trees of comparisons in the default protocol, with as many posts as fit."""
+        shown = [min(len(comparison.profile), self.view.profile_posts) for comparison in comparisons]
+        encoded = self.encode(comparisons, map(self.visible, comparisons, shown))
+        long = [place for place, sequences in enumerate(encoded) if not self.fits(sequences)]
+        shorter: dict[int, Tree | TooLongError] = {}
+        if long:
+            shorten = get("protocols", "shorten").value
+            of_long = ([values[place] for place in long] for values in (comparisons, shown, encoded))
+            shorter = dict(zip(long, shorten(self, *of_long), strict=True))
+        return [
+            shorter[place] if place in shorter else self.tree(comparison, encoded[place])
+            for place, comparison in enumerate(comparisons)
+        ]
+
+    def fits(self, sequences: Sequence[np.ndarray]) -> bool:
+        """Return True if each conversation of a comparison is within the limit."""
+        return self.limit is None or longest(sequences) <= self.limit
+
+    def visible(self, comparison: Comparison, posts: int) -> Visible:
+        """Return the visible parts of a comparison with `posts` posts."""
+        return visible(
+            comparison, profile_posts=posts, protocol=self.view.protocol, order_claim=self.view.order_claim
+        )
+
+    def encode(self, comparisons: Sequence[Comparison], seen: Iterable[Visible]) -> list[list[np.ndarray]]:
+        """Return the ids of the K conversations of each comparison; DataError if the template refuses one."""
+        groups = [conversations(shown.prefix_messages, shown.responses) for shown in seen]
+        try:
+            return self.tokenizer.encode_together(groups)
+        except RenderError as error:
+            number = error.conversation
+            for comparison, group in zip(comparisons, groups, strict=True):
+                if number < len(group):
+                    raise DataError(f"comparison {quote(comparison.id)}: {error.reason}") from error
+                number -= len(group)
+            raise
+
+    def tree(
+        self, comparison: Comparison, sequences: Sequence[np.ndarray], truncation: Truncation | None = None
+    ) -> Tree:
+        """Return the tree of K conversations; DataError if two different responses have the same tokens."""
+        tree = build_tree(sequences, truncation=truncation)
+        refuse_merged_responses(comparison, tree)
+        return tree
+
+
+def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
+    """Return the K whole conversations: the prompt followed by each response."""
+    return [[*messages, *turns_of(response)] for response in responses]
+
+
+def longest(sequences: Sequence[np.ndarray]) -> int:
+    """Return the length of the longest sequence."""
+    return max(len(sequence) for sequence in sequences)
+
+
+def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
+    """Raise DataError if two different responses have the same tokens.
+
+    Many templates and tokenizers drop some differences on purpose: surrounding blanks, the form of a Unicode character,
+    or thoughts before `</think>`. Such responses count as equal: they tie, and are counted.
+    """
+    first: dict[bytes, int] = {}
+    for k, ids in enumerate(tree.responses):
+        other = first.setdefault(ids.tobytes(), k)
+        if other == k:
+            continue
+        a, b = comparison.responses[other], comparison.responses[k]
+        if a != b and _plain(a) != _plain(b):
+            raise DataError(
+                f"comparison {quote(comparison.id)}: responses[{other}] and responses[{k}] differ as text but have the"
+                " same tokens; the chat template or the tokenizer drops the difference"
+            )
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text.rpartition("</think>")[2]).split())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,10 +44,9 @@ from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.personalised import PersonalisedModel
+from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.text.view import View, ViewOptions
-from prb_jax.text.visible import TextProtocol
-from prb_jax.trees.encode import TooLongError
+from prb_jax.text.view import TextProtocol, View, ViewOptions
 from prb_jax.trees.packing import LEAST_SHARED
 from prb_jax.trees.stream_shapes import divided_at
 from prb_jax.trees.tree import ScoredBatch, Tree, common_run

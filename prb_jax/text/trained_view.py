@@ -10,8 +10,7 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.records.reading import read_object
-from prb_jax.text.view import TRAINED_VIEW, View
-from prb_jax.text.visible import OrderClaim, parse_protocol
+from prb_jax.text.view import TRAINED_VIEW, OrderClaim, View, parse_protocol
 
 
 @dataclass(frozen=True)

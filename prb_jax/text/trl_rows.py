@@ -11,7 +11,7 @@ from typing import Any
 from prb_jax.errors import DataError, quote
 from prb_jax.records.conversation import Message, is_rendered, joined_parts, turns_of
 from prb_jax.records.intake import Records, each_comparison
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import TextProtocol, visible
 
 
 def trl_rows(

@@ -9,11 +9,11 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.records import files as json_lines
 from prb_jax.records.template_marks import template_mark, without_end_marks
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.data import read_training_data
-from prb_jax.trees.encode import encode_comparisons
 from tests.json_lines import write_lines
 from tests.tiny_tokenizer import write_tokenizer
 

@@ -24,7 +24,7 @@ from prb_jax.scoring.prompt_extras import (
     asked_digest,
     told_of,
 )
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import TextProtocol, visible
 from tests.json_lines import write_lines
 
 

@@ -13,8 +13,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.text.trained_view import TrainedView, read_trained_view
-from prb_jax.text.view import TRAINED_VIEW, View, ViewOptions, choose_view
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TRAINED_VIEW, TextProtocol, View, ViewOptions, choose_view
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train

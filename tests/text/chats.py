@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from prb_jax.records.comparison import Message
+from prb_jax.scoring.paper import with_special_tokens
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.trees.paper import with_special_tokens
 from tests import tiny_tokenizer as tiny
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"

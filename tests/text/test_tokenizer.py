@@ -186,7 +186,7 @@ def test_vocab_size_counts_every_id(chat: ChatTokenizer) -> None:
 
 def test_importing_needs_neither_transformers_nor_torch() -> None:
     code = (
-        "import sys, prb_jax.text.tokenizer, prb_jax.text.visible;"
+        "import sys, prb_jax.text.tokenizer, prb_jax.text.view;"
         "print([name for name in ('transformers', 'torch', 'jax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ from datasets import Dataset
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.view import View
-from prb_jax.trees.encode import encode_comparisons
 from tests import tiny_tokenizer as tiny
 from tests.json_lines import read_lines, write_lines
 

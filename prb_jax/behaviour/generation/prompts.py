@@ -13,7 +13,7 @@ from prb_jax.records.comparison import Comparison, Message
 from prb_jax.scoring.token_ids import IdsTooLongError
 from prb_jax.text.prompts import encode_prompts
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
-from prb_jax.text.visible import OrderClaim, TextProtocol, visible
+from prb_jax.text.view import OrderClaim, TextProtocol, visible
 
 Fitting = TypeVar("Fitting")
 

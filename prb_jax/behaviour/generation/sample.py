@@ -40,7 +40,7 @@ from prb_jax.scoring.remote.options import EndpointOptions
 from prb_jax.scoring.run import mesh_facts
 from prb_jax.scoring.same_choices import check_same_choices
 from prb_jax.scoring.unchanged import check_unchanged
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import TextProtocol, visible
 from prb_jax.version import computing_versions
 
 SAMPLES = "samples.jsonl"

@@ -27,7 +27,7 @@ from prb_jax.errors import RunError
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import transcript
 from prb_jax.scoring.remote.endpoint import Reply
-from prb_jax.text.visible import OrderClaim, profile_heading, render_profile
+from prb_jax.text.view import OrderClaim, profile_heading, render_profile
 
 SUITS_USER = "The response gives this user what the user wants."
 PLACES = ("prompt", "response_a", "response_b")

@@ -38,8 +38,7 @@ from prb_jax.scoring.prompt_extras import ORACLE, add_prompt_extras
 from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
 from prb_jax.scoring.remote.options import KEY, EndpointOptions
 from prb_jax.scoring.same_choices import check_same_choices
-from prb_jax.text.view import ViewOptions
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol, ViewOptions
 
 
 def open_judge(

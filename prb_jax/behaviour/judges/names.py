@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol
 
 SCORE: Final = "score"
 RUBRIC: Final = "rubric"

@@ -23,7 +23,7 @@ from prb_jax.records.options import option, section
 from prb_jax.records.reading import parse_json
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol
 
 PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
 RANKING: Final = "ranking"

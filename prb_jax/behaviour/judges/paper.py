@@ -27,7 +27,7 @@ from prb_jax.behaviour.judges.scorer import Answer, Conversation, JudgeProtocol,
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.runs.rows import Row
-from prb_jax.text.visible import TextProtocol, render_profile
+from prb_jax.text.view import TextProtocol, render_profile
 
 PAIR_PROMPTS = MappingProxyType(
     {"pairwise_system.txt": "5438903c1bb5524d", "pairwise_user.txt": "6cdbfc0c2ce1eae2"}

@@ -22,8 +22,7 @@ from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.remote.endpoint import Endpoint, Reply
 from prb_jax.scoring.scorer import Scorer
-from prb_jax.text.view import ChosenView, View, ViewOptions
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import ChosenView, TextProtocol, View, ViewOptions, visible
 from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 TOGETHER = 64  # comparisons to judge at a time

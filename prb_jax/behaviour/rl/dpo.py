@@ -17,8 +17,8 @@ from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import DataError, quote
 from prb_jax.models.decoder import Params
 from prb_jax.records.comparison import Comparison
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.view import View
-from prb_jax.trees.encode import encode_comparisons
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 

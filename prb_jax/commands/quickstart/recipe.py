@@ -33,7 +33,7 @@ from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.sources.personas import serialise
 from prb_jax.records.writing import write_file
 from prb_jax.text.open_tokenizer import load_tokenizer
-from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
+from prb_jax.text.view import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
 
 USER_BLIND, PERSONA = "user_blind", "persona"  # names of the two models, and of their files and folders
 PROFILE_POSTS = 10  # most posts of a profile for the persona-conditioned model

@@ -31,8 +31,7 @@ from prb_jax.text.open_tokenizer import open_tokenizer
 from prb_jax.text.template_clock import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.trained_view import read_trained_view
-from prb_jax.text.view import ViewOptions
-from prb_jax.text.visible import TextProtocol
+from prb_jax.text.view import TextProtocol, ViewOptions
 
 _TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))
 

@@ -28,8 +28,7 @@ from prb_jax.scoring.remote import TOKEN
 from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.trained_view import served_view
-from prb_jax.text.view import ChosenView, View, ViewOptions
-from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.text.view import ChosenView, TextProtocol, View, ViewOptions, visible
 from prb_jax.trees.tree import ScoredBatch, Skip, Truncation, skip_nothing
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from prb_jax.records.sources.whole import source_rows
 from prb_jax.records.writing import temporary_name, write_once
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.baselines import words_of
-from prb_jax.text.visible import TextProtocol, parse_protocol
+from prb_jax.text.view import TextProtocol, parse_protocol
 
 if TYPE_CHECKING:
     from prb_jax.models.readouts.text_encoder import TextEncoder

@@ -52,7 +52,7 @@ def naive(
     from prb_jax.models.decoder import decode_stream
     from prb_jax.models.model import bind
     from prb_jax.text.prompts import encode_prompts
-    from prb_jax.text.visible import visible
+    from prb_jax.text.view import visible
 
     view = model.reader.view(ViewOptions())
     options: dict[str, Any] = {"dtype": jnp.dtype(jnp.float32), "reads_only": True}

@@ -17,8 +17,8 @@ from prb_jax.behaviour.generation.rules import SampleOptions
 from prb_jax.behaviour.rl.dpo import encode_pairs
 from prb_jax.behaviour.rl.settings import load_ppo_settings
 from prb_jax.cli import main
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.view import View
-from prb_jax.trees.encode import encode_comparisons
 from tests.behaviour.rl.tiny import (
     BANDIT,
     LETTER,

@@ -1,17 +1,27 @@
-"""Shorten a prompt to fit its length limit, cutting as little as possible from its start."""
+"""Cut conversations that are too long in the default protocol, as little as possible. In this order, until they fit:
+
+1. whole posts from the end of the ranked profile;
+2. whole earlier turns of the prompt, the oldest first;
+3. the start of the question, or of the system message if that is longer, word by word, because a response answers the
+   end of a prompt.
+"""
 
 from __future__ import annotations
 
 import bisect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import Message, with_context
-from prb_jax.text.visible import Visible
-from prb_jax.trees.encode import ESTIMATE_SLACK, Encoder, TooLongError, longest
+from prb_jax.scoring.reader import Encoder, TooLongError, longest
+from prb_jax.text.view import Visible, render_profile
+from prb_jax.trees.tree import Tree, Truncation
+
+ESTIMATE_SLACK = 8  # maximum error in tokens of estimates from lengths of single texts
 
 Fits = Callable[[Sequence[Message]], bool]
 
@@ -19,6 +29,109 @@ SHORT = "."  # replaces a long response while the lengths of prompts are measure
 
 LONGEST_MEAN_WORD = 24
 """Text with longer blank-separated words on average (e.g. Chinese, base64) is cut between any characters."""
+
+
+@dataclass(eq=False)
+class _Row:
+    """State of the search for the number of posts of a comparison that does not fit with all."""
+
+    comparison: Comparison
+    posts: int  # number of posts tried
+    refused: int = 0  # smallest number known to be too large
+    fitting: int = -1  # largest number known to fit; -1 if 0 is not known to fit
+    sequences: list[np.ndarray] = field(default_factory=list)
+    """Ids of the K conversations with `fitting` posts; without posts if `fitting` is -1."""
+    block_tokens: list[int] = field(default_factory=list)  # length of each post by itself
+
+
+def shortened(
+    encoder: Encoder,
+    comparisons: Sequence[Comparison],
+    shown: Sequence[int],
+    tried: Sequence[list[np.ndarray]],
+) -> list[Tree | TooLongError]:
+    """Return the trees of comparisons that are too long, with as many posts as fit, and a shorter prompt if none fits.
+
+    Args:
+      encoder: Encoder of the run.
+      comparisons: Comparisons.
+      shown: Number of posts that each comparison should show.
+      tried: Ids of the K conversations of each comparison with all these posts.
+    """
+    rows = [_Row(comparison, posts) for comparison, posts in zip(comparisons, shown, strict=True)]
+    _search(encoder, rows, tried)
+    return [_shortened(encoder, row, posts) for row, posts in zip(rows, shown, strict=True)]
+
+
+def _search(encoder: Encoder, rows: Sequence[_Row], tried: Sequence[list[np.ndarray]]) -> None:
+    """Find the largest number of posts that fits, for each row; `tried` are the ids with `posts` posts."""
+    while rows:
+        refused: list[_Row] = []
+        for row, sequences in zip(rows, tried, strict=True):
+            if encoder.fits(sequences):
+                row.fitting, row.sequences = row.posts, sequences
+            else:
+                row.refused = row.posts
+                refused.append(row)
+                if row.posts == 0:
+                    row.sequences = sequences
+        _count_blocks(encoder, refused)
+        rows = [
+            row
+            for row, sequences in zip(rows, tried, strict=True)
+            if _choose_posts(row, longest(sequences), encoder.limit)
+        ]
+        if rows:
+            comparisons = [row.comparison for row in rows]
+            tried = encoder.encode(comparisons, [encoder.visible(row.comparison, row.posts) for row in rows])
+
+
+def _count_blocks(encoder: Encoder, rows: Sequence[_Row]) -> None:
+    """Set the length of each post for rows without lengths."""
+    rows = [row for row in rows if not row.block_tokens]
+    texts = [
+        render_profile([post], 1, protocol=encoder.view.protocol) + "\n"
+        for row in rows
+        for post in row.comparison.profile[: row.refused]
+    ]
+    lengths = iter([len(ids) for ids in encoder.tokenizer.tokenize(texts)])
+    for row in rows:
+        row.block_tokens = [next(lengths) for _ in row.comparison.profile[: row.refused]]
+
+
+def _choose_posts(row: _Row, length: int, limit: int | None) -> bool:
+    """Choose the next number of posts to try from the `length` of the last try; return False when done.
+
+    Lengths of single posts predict the total length to within a few tokens, so two or three tries find the largest
+    number that fits.
+    """
+    if limit is None or row.refused - row.fitting <= 1:
+        return False
+    guess = row.posts
+    if row.fitting == row.posts:
+        guess += 1
+        if length + row.block_tokens[row.posts] > limit + ESTIMATE_SLACK:
+            return False
+    else:
+        while guess > 0 and length > limit:
+            guess -= 1
+            length -= row.block_tokens[guess]
+    row.posts = min(max(guess, row.fitting + 1), row.refused - 1)
+    return True
+
+
+def _shortened(encoder: Encoder, row: _Row, shown: int) -> Tree | TooLongError:
+    """Return the tree of a comparison with fewer posts than `shown`, and with a shorter prompt if none fits."""
+    dropped = 0
+    if row.fitting < 0:
+        assert encoder.limit is not None
+        row.fitting = 0
+        found = _with_shorter_prompt(encoder, row.comparison, row.sequences, encoder.limit)
+        if isinstance(found, TooLongError):
+            return found
+        row.sequences, dropped = found
+    truncation = Truncation(posts_dropped=shown - row.fitting, prompt_tokens_dropped=dropped)
+    return encoder.tree(row.comparison, row.sequences, truncation)
 
 
 def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message, ...] | None:
@@ -121,7 +234,7 @@ def _first(count: int, holds: Callable[[int], bool]) -> int | None:
     return bisect.bisect_left(range(count - 1), True, key=holds)
 
 
-def shortened_prompt(
+def _with_shorter_prompt(
     encoder: Encoder, comparison: Comparison, without_posts: list[np.ndarray], limit: int
 ) -> tuple[list[np.ndarray], int] | TooLongError:
     """Return the K conversations without posts and with a shortened prompt, and the number of tokens cut.

@@ -8,10 +8,9 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison, Message
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
-from prb_jax.text.view import View
-from prb_jax.text.visible import OrderClaim, TextProtocol, parse_protocol, render_profile, visible
-from prb_jax.trees.encode import encode_comparisons
+from prb_jax.text.view import OrderClaim, TextProtocol, View, parse_protocol, render_profile, visible
 from tests import tiny_tokenizer as tiny
 
 PRIVATE = {

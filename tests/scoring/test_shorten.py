@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from prb_jax.records.comparison import Message
-from prb_jax.trees.shorten import cut_places, shorten_prompt
+from prb_jax.scoring.shorten import cut_places, shorten_prompt
 
 
 def words_fit(limit: int) -> Callable[[Sequence[Message]], bool]:

@@ -16,12 +16,11 @@ from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import turns_of
 from prb_jax.records.intake import read_comparisons
+from prb_jax.scoring.paper import last_non_pad
+from prb_jax.scoring.reader import TooLongError, encode_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View
-from prb_jax.text.visible import TextProtocol, visible
-from prb_jax.trees.encode import TooLongError, encode_comparisons
-from prb_jax.trees.paper import last_non_pad
+from prb_jax.text.view import TextProtocol, View, visible
 from prb_jax.trees.tree import Tree, Truncation
 from tests import tiny_tokenizer as tiny
 from tests.text.chats import CHATS, REAL, SHARED, as_transformers_has_it, open_chat, real_chat

@@ -8,8 +8,8 @@ import numpy as np
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
+from prb_jax.scoring.reader import Encoder
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.trees.encode import Encoder
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 
