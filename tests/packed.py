@@ -12,9 +12,15 @@ import numpy as np
 
 from prb_jax.models.decoder import Params
 from prb_jax.models.readouts.score_tree import score_stream
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.stream_shapes import READS_STEP, pack_together
-from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
+from prb_jax.trees.packing import READS_STEP, pack_together
+from prb_jax.trees.streams import (
+    PackedStream,
+    StreamBatch,
+    StreamOptions,
+    StreamShape,
+    make_stream_batch,
+    places_of_trees,
+)
 from prb_jax.trees.tree import BLOCK, Tree, round_up
 
 

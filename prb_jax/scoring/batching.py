@@ -30,14 +30,26 @@ from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode
 from prb_jax.seams import get
 from prb_jax.trees.packing import (
-    PackedBatch,
-    StreamOptions,
-    StreamShape,
+    READS_STEP,
+    balanced,
+    bins_of,
+    coarse_length,
+    cut_to_fullest,
     pack_streams,
+    sort_trees,
+    total_reads,
 )
-from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import BLOCK, PlannedBatch, ScoredBatch, Skip, Tree, round_up, skip_nothing
+from prb_jax.trees.streams import PackedBatch, StreamBatch, StreamOptions, StreamShape, make_stream_batch
+from prb_jax.trees.tree import (
+    BLOCK,
+    PlannedBatch,
+    ScoredBatch,
+    Skip,
+    Tree,
+    round_up,
+    skip_nothing,
+    with_equal_splits,
+)
 
 if TYPE_CHECKING:
     from prb_jax.models.attention.choice import StreamAttention
@@ -52,6 +64,7 @@ FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device s
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
+LARGEST = 4  # to keep a large tree whole, a stream is at most this many times as long as usual
 WAITING = 1  # batches queued on the device beyond the running ones
 MOST_LANES = 8  # concurrent batches, each with separate activations
 
@@ -216,6 +229,66 @@ def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool
     shaped: StreamOptions = options if fit is None else fit(options, sample, whole=whole)
     shape = choose_stream_shape(sample, shaped, whole=whole)
     return partial(stream_batches, shape=shape, options=shaped)
+
+
+def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:
+    """Return the cheapest shape of streams for these trees.
+
+    Args:
+      trees: All trees, or the first of many.
+      options: Options of streams, with their approximate length.
+      whole: True if `trees` are all trees; False if more trees of their kind follow.
+    """
+    if options.fixed:
+        return options.fixed[-1]
+    ordered = sort_trees(trees, options)
+    usual = ordered.tokens[ordered.tokens <= LARGEST * options.tokens]  # larger trees get separate streams
+    largest, needed = (
+        int(usual.max(initial=1)),
+        int((ordered.tokens - ordered.shared).sum()) - ordered.saved(slice(None)),
+    )
+    lengths = _scored_lengths(largest, options)
+    least = options.tokens
+    if whole:  # few trees should fill two shorter streams, one for each of two cores
+        least = max(min(options.tokens // 2, -(-needed // 2)), largest)
+    lengths = [length for length in lengths if length >= least] or lengths[-1:]
+
+    def cost(streams: int, length: int) -> int:
+        # Tokens computed one stream at a time, plus tokens computed in pairs of streams. Both always count, so the
+        # streams do not depend on this machine.
+        return (streams + round_up(streams, 2)) * length
+
+    best: tuple[int, int, int] | None = None
+    for length in lengths:
+        if best is not None and cost(-(-needed // length), length) >= best[0]:
+            continue  # too expensive even without gaps
+        bins = bins_of(ordered, length)
+        if whole and length >= options.tokens // 2:  # lengths are tried in steps of two blocks there
+            length = cut_to_fullest([bins], length, options.multiple)
+        total = cost(len(bins), length)
+        # Balanced streams count too: some have more read places than any stream before.
+        even = balanced(bins, StreamShape(length, length))
+        reads = max((total_reads(units) for units in [*bins, *even]), default=1)
+        if bins and (best is None or total < best[0]):
+            best = total, length, reads
+    if best is None:  # all trees are larger than usual
+        best = 0, options.tokens, 1
+    spare = 1 if whole else 2
+    return StreamShape(best[1], min(best[1], round_up(spare * best[2], READS_STEP)))
+
+
+def _scored_lengths(largest: int, options: StreamOptions) -> list[int]:
+    """Return the stream lengths to try: around the usual length, and longer for larger trees."""
+    top = 2 * options.tokens
+    if largest > options.tokens:  # two or three large trees fill a stream better than one
+        top = LARGEST * options.tokens
+    length, tried = options.multiple, []
+    while length < top:
+        tried.append(length)
+        # Coarse steps for short streams, so calls with little data compile few programs.
+        fine = length >= options.tokens // 2
+        length = length + 2 * options.multiple if fine else coarse_length(length + 1, options.multiple)
+    return [*tried, round_up(top, options.multiple)]
 
 
 def stream_batches(

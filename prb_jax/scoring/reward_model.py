@@ -33,9 +33,8 @@ from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.scorer import GivesRewards
 from prb_jax.seams import get
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
+from prb_jax.trees.packing import pack_together
+from prb_jax.trees.streams import StreamBatch, StreamOptions, make_stream_batch, places_of_trees
 from prb_jax.trees.tree import ScoredBatch, Skip, Tree, skip_nothing
 
 if TYPE_CHECKING:

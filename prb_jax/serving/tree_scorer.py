@@ -22,7 +22,7 @@ from prb_jax.serving.prefix_cache import PrefixCache, ScoreCache
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import BlockStore, KeptPrefix, LaidBehind, lay_behind
 from prb_jax.trees.kernel_tables import for_lengths
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.packing import READS_STEP, pack_streams
 from prb_jax.trees.sequences import (
     STEP,
     TOKENS_PER_SHARD,
@@ -30,9 +30,8 @@ from prb_jax.trees.sequences import (
     SequenceOptions,
     make_sequence_batch,
 )
-from prb_jax.trees.stream_shapes import READS_STEP, with_equal_splits
-from prb_jax.trees.streams import make_stream_batch
-from prb_jax.trees.tree import BLOCK, PlannedBatch, Tree, build_tree, round_up
+from prb_jax.trees.streams import PackedStream, StreamOptions, StreamShape, make_stream_batch
+from prb_jax.trees.tree import BLOCK, PlannedBatch, Tree, build_tree, round_up, with_equal_splits
 
 PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""

@@ -47,9 +47,7 @@ from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import TextProtocol, View, ViewOptions
-from prb_jax.trees.packing import LEAST_SHARED
-from prb_jax.trees.stream_shapes import divided_at
-from prb_jax.trees.tree import ScoredBatch, Tree, common_run
+from prb_jax.trees.tree import LEAST_SHARED, ScoredBatch, Tree, common_run, divided_at
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """Prompt that precedes a post in models that read conversations: the post takes the place of a response."""

@@ -23,11 +23,9 @@ from prb_jax.training.data import Examples
 from prb_jax.training.losses import Extras
 from prb_jax.training.memory import StepMemory
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_shapes import with_equal_splits
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import BLOCK, Tree
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
+from prb_jax.trees.tree import BLOCK, Tree, with_equal_splits
 
 if TYPE_CHECKING:
     from prb_jax.training.modules import SequenceLayout

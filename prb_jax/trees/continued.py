@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.packing import PackedStream
-from prb_jax.trees.streams import lay_stream
+from prb_jax.trees.streams import PackedStream, lay_stream
 from prb_jax.trees.tree import BLOCK, Tree
 
 PAGE = 32

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from prb_jax.trees.packing import StreamShape, Unit
+    from prb_jax.trees.packing import Unit
+    from prb_jax.trees.streams import StreamShape
 
 _NEAR = 1.01  # stop when the stream with the most pairs has at most this multiple of the mean
 _ROUNDS = 8  # most changes, as a multiple of the number of streams

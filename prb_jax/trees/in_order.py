@@ -9,16 +9,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from prb_jax.trees.packing import (
-    PackedBatch,
-    SortedTrees,
-    StreamOptions,
-    StreamShape,
-    coarse_length,
-    divide,
-    first_fit,
-    packed_stream,
-)
+from prb_jax.trees.packing import SortedTrees, coarse_length, divide, first_fit, packed_stream
+from prb_jax.trees.streams import PackedBatch, StreamOptions, StreamShape
 from prb_jax.trees.tree import round_up
 
 _STREAM_COST = 64  # cost of one more stream, in tokens

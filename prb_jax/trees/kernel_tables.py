@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.packing import StreamOptions, coarse_length
+from prb_jax.trees.packing import coarse_length
 from prb_jax.trees.step_areas import TILE, area_tiles, smallest_areas
-from prb_jax.trees.streams import meeting_blocks, query_order
+from prb_jax.trees.streams import StreamOptions, meeting_blocks, query_order
 from prb_jax.trees.tree import Tree, round_up
 
 STEP_BLOCK = 512

@@ -15,83 +15,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.seams import get
-from prb_jax.trees.tree import BLOCK, Tree, common_run, round_up
+from prb_jax.trees.streams import PackedBatch, PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.tree import LEAST_SHARED, Tree, common_run, round_up
 
-if TYPE_CHECKING:
-    from prb_jax.trees.kernel_tables import KeyLayout
-
-LEAST_SHARED = 48
-"""Shorter common prefixes (e.g. the opening of a chat template) are not worth a separate block of attention."""
-
+READS_STEP = 16  # read places of a stream are a multiple of this
+STREAM_COST = 256  # cost of one more batch of streams, in tokens of each stream
 _FEW = 8  # maximum number of streams for which a shorter shape is tried; more streams are about equally full
-
-
-@dataclass(frozen=True, order=True)
-class StreamShape:
-    """Static shape of a stream: N tokens, M read places, and room for tokens with cached keys and values
-    (:mod:`prb_jax.trees.continued`)."""
-
-    tokens: int
-    reads: int
-    kept: int = 0
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """Options that shape streams."""
-
-    tokens: int  # approximate tokens of a stream
-    streams: int = 1  # streams of a batch: one per batch shard of the mesh
-    block: int = BLOCK  # tokens of a block of queries
-    parts: int = 1  # parts into which the mesh axis `sequence` splits the queries of a stream
-    window: int | None = None  # window of the model's sliding layers, if any
-    taps: int | None = None  # taps of the causal convolutions of the model's recurrent layers, if any
-    rope_switch: int | None = None
-    """Conversations of more tokens than this have other rotary angles and share no prefix with shorter ones (LongRoPE);
-    None if all have the same."""
-    kernel: bool = (
-        False  # True for an attention kernel with step tables: see :mod:`prb_jax.trees.kernel_tables`
-    )
-    keys: KeyLayout | None = None
-    """Layout for an attention kernel with key tables: see :mod:`prb_jax.trees.kernel_tables`."""
-    share: bool = True  # if True, common prefixes of comparisons are computed once
-    program_cost: int | None = None
-    """Cost of compiling one more program, in tokens of the model. A few streams that are less full get a shorter shape
-    if this saves more tokens. None if all streams of a shape must have one length."""
-    fixed: tuple[StreamShape, ...] = ()
-    """Allowed shapes, the smallest first, e.g. those that a server compiles before its first request. Only trees that
-    fit none of them get other shapes."""
-
-    @property
-    def multiple(self) -> int:
-        """Divisor of every stream length: each part has whole blocks, in two runs if there are several parts."""
-        return self.block * (1 if self.parts == 1 else 2 * self.parts)
-
-    def of_blocks(self, block: int, **changed: Any) -> StreamOptions:
-        """Return the options with another block size; streams are whole blocks and have one length."""
-        chosen = replace(self, block=block, program_cost=None, **changed)
-        return replace(chosen, tokens=round_up(chosen.tokens, chosen.multiple))
-
-
-@dataclass(frozen=True)
-class PackedStream:
-    """The trees of one stream, in their order."""
-
-    shape: StreamShape  # the same for all streams of a batch
-    members: tuple[int, ...]  # indices in the list of packed trees, in the order of their prefixes
-    shared: tuple[int, ...]  # number of first tokens that each tree shares with the tree before it
-    tokens: int  # computed tokens: shared ones count once, cached ones do not count
-
-    __repr__ = short_repr
-
-
-PackedBatch = tuple[PackedStream, ...]  # streams of one batch, at most `StreamOptions.streams`
 
 
 def pack_streams(
@@ -104,7 +38,7 @@ def pack_streams(
     Args:
       trees: Trees in any order.
       shape: Shape of the streams.
-      options: Options, as in :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
+      options: Options, as in :func:`prb_jax.scoring.batching.choose_stream_shape`.
       kept: Cached tokens, as in :func:`sort_trees`; at most `shape.kept` per tree.
     """
     ordered = sort_trees(trees, options, kept)
@@ -395,3 +329,43 @@ def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape)
         tokens=int((trees.tokens[chosen] - begun - kept).sum())
         - trees.saved(np.isin(trees.repeated[0], chosen)),
     )
+
+
+def pack_together(trees: Sequence[Tree], options: StreamOptions) -> PackedBatch:
+    """Pack trees into one batch of at most `options.streams` streams, about as short as possible."""
+    ordered = sort_trees(trees, options)
+    needed = -(-int((ordered.tokens - ordered.shared).sum()) // options.streams)
+    length, reads = max(needed, int(ordered.tokens.max())), int(ordered.reads.sum())
+    length, batches = round_up(length, options.multiple), []
+    while len(batches) != 1:
+        batches = pack_streams(trees, StreamShape(length, reads), options)
+        length += options.multiple
+    (packed,) = batches
+    most = max(sum(len(trees[member].responses) for member in stream.members) for stream in packed)
+    shape = StreamShape(packed[0].shape.tokens, round_up(most, READS_STEP))
+    return tuple(replace(stream, shape=shape) for stream in packed)
+
+
+def bins_of(trees: SortedTrees, length: int) -> list[list[Unit]]:
+    """Return the units of each stream of this length; longer trees are left out."""
+    units = divide(trees, most_tokens=length, most_reads=length)
+    return first_fit([unit for unit in units if unit.tokens <= length], StreamShape(length, length))
+
+
+def cut_to_fullest(bins_of_steps: Sequence[list[list[Unit]]], length: int, block: int) -> int:
+    """Return the length of streams cut to the fullest balanced stream, a multiple of ``block``.
+
+    The length stays if cutting it would need more streams. Each list of bins is the result of :func:`first_fit` with
+    this length.
+    """
+    shape = StreamShape(length, length)
+    fullest = max(
+        (total_tokens(units) for bins in bins_of_steps for units in balanced(bins, shape)),
+        default=1,
+    )
+    cut = min(length, round_up(fullest, block))
+    as_few = cut == length or all(
+        len(first_fit([unit for units in bins for unit in units], StreamShape(cut, length))) == len(bins)
+        for bins in bins_of_steps
+    )
+    return cut if as_few else length

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from prb_jax.trees.packing import (
-    PackedBatch,
-    PackedStream,
-    StreamOptions,
-    StreamShape,
+    READS_STEP,
+    STREAM_COST,
+    bins_of,
     coarse_length,
+    cut_to_fullest,
     in_batches,
     pack_streams,
     sort_trees,
@@ -20,7 +20,7 @@ from prb_jax.trees.packing import (
     total_reads,
     total_tokens,
 )
-from prb_jax.trees.stream_shapes import READS_STEP, STREAM_COST, bins_of, cut_to_fullest
+from prb_jax.trees.streams import PackedBatch, PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.tree import Tree, round_up
 
 _ALONE = 0.9

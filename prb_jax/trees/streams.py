@@ -1,4 +1,4 @@
-"""Arrays of packed streams, and the table of their blocks that see each other.
+"""Packed streams: their shape and options, their arrays, and the table of their blocks that see each other.
 
 Trees stand back to back without gaps, in a fixed number of tokens. Tables for kernels are in
 :mod:`prb_jax.trees.kernel_tables`.
@@ -16,7 +16,7 @@ a profile, its questions, and the responses to each question.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,12 +24,73 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.seams import get
-from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
-from prb_jax.trees.tree import BLOCK, Tree
+from prb_jax.trees.tree import BLOCK, Tree, round_up
 
 if TYPE_CHECKING:
     from prb_jax.trees.chunk_tables import ChunkTable
-    from prb_jax.trees.kernel_tables import KeyTable, StepTable
+    from prb_jax.trees.kernel_tables import KeyLayout, KeyTable, StepTable
+
+
+@dataclass(frozen=True, order=True)
+class StreamShape:
+    """Static shape of a stream: N tokens, M read places, and room for tokens with cached keys and values
+    (:mod:`prb_jax.trees.continued`)."""
+
+    tokens: int
+    reads: int
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options that shape streams."""
+
+    tokens: int  # approximate tokens of a stream
+    streams: int = 1  # streams of a batch: one per batch shard of the mesh
+    block: int = BLOCK  # tokens of a block of queries
+    parts: int = 1  # parts into which the mesh axis `sequence` splits the queries of a stream
+    window: int | None = None  # window of the model's sliding layers, if any
+    taps: int | None = None  # taps of the causal convolutions of the model's recurrent layers, if any
+    rope_switch: int | None = None
+    """Conversations of more tokens than this have other rotary angles and share no prefix with shorter ones (LongRoPE);
+    None if all have the same."""
+    kernel: bool = (
+        False  # True for an attention kernel with step tables: see :mod:`prb_jax.trees.kernel_tables`
+    )
+    keys: KeyLayout | None = None
+    """Layout for an attention kernel with key tables: see :mod:`prb_jax.trees.kernel_tables`."""
+    share: bool = True  # if True, common prefixes of comparisons are computed once
+    program_cost: int | None = None
+    """Cost of compiling one more program, in tokens of the model. A few streams that are less full get a shorter shape
+    if this saves more tokens. None if all streams of a shape must have one length."""
+    fixed: tuple[StreamShape, ...] = ()
+    """Allowed shapes, the smallest first, e.g. those that a server compiles before its first request. Only trees that
+    fit none of them get other shapes."""
+
+    @property
+    def multiple(self) -> int:
+        """Divisor of every stream length: each part has whole blocks, in two runs if there are several parts."""
+        return self.block * (1 if self.parts == 1 else 2 * self.parts)
+
+    def of_blocks(self, block: int, **changed: Any) -> StreamOptions:
+        """Return the options with another block size; streams are whole blocks and have one length."""
+        chosen = replace(self, block=block, program_cost=None, **changed)
+        return replace(chosen, tokens=round_up(chosen.tokens, chosen.multiple))
+
+
+@dataclass(frozen=True)
+class PackedStream:
+    """The trees of one stream, in their order."""
+
+    shape: StreamShape  # the same for all streams of a batch
+    members: tuple[int, ...]  # indices in the list of packed trees, in the order of their prefixes
+    shared: tuple[int, ...]  # number of first tokens that each tree shares with the tree before it
+    tokens: int  # computed tokens: shared ones count once, cached ones do not count
+
+    __repr__ = short_repr
+
+
+PackedBatch = tuple[PackedStream, ...]  # streams of one batch, at most `StreamOptions.streams`
 
 
 def query_order(blocks: int, parts: int) -> np.ndarray:

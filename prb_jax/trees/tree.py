@@ -8,7 +8,8 @@ any text that the chat template writes around a response and any merges of the t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,14 @@ from prb_jax.errors import counted, quote, short_repr
 EQUAL_SIDES: Final = "equal_after_template"  # entry of a summary or record with `EqualSides`
 NAMED: Final = 10  # maximum number of listed comparisons with equal sides
 
-
 BLOCK = 128
 """Tokens of a block of queries, and of a block of keys: the work on two such blocks fits the caches of a core."""
 
 CHUNK = 64
 """Maximum tokens of a chunk of a recurrent layer: longer chunks need fewer steps but more products per step."""
+
+LEAST_SHARED = 48
+"""Shorter common prefixes (e.g. the opening of a chat template) are not worth a separate block of attention."""
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -163,6 +166,45 @@ def build_tree(
         responses=tuple(array[split:].copy() for array in arrays),
         read=tuple(position - split for position in positions),
         truncation=truncation or Truncation(),
+    )
+
+
+def with_equal_splits(trees: Sequence[Tree]) -> list[Tree]:
+    """Return the trees with the same split into prefix and responses for trees with a common conversation.
+
+    A stream then computes the common conversation once. Prefixes become shorter by at most :data:`LEAST_SHARED` tokens,
+    which the responses of their tree no longer share.
+    """
+    group = list(range(len(trees)))  # group of each tree
+    members = {index: [index] for index in group}
+    shortest, longest = ([len(tree.prefix) for tree in trees] for _ in range(2))
+    first: dict[bytes, int] = {}
+    for index, tree in enumerate(trees):
+        begun = blake2b(tree.prefix.tobytes(), digest_size=16)
+        for response in tree.responses:
+            whole = begun.copy()
+            whole.update(response.tobytes())
+            one, other = group[first.setdefault(whole.digest(), index)], group[index]
+            low, high = min(shortest[one], shortest[other]), max(longest[one], longest[other])
+            if one != other and high - low <= LEAST_SHARED:
+                one, other = sorted((one, other), key=lambda number: -len(members[number]))
+                members[one] += (moved := members.pop(other))
+                shortest[one], longest[one] = low, high
+                for member in moved:
+                    group[member] = one
+    return [divided_at(tree, shortest[group[index]]) for index, tree in enumerate(trees)]
+
+
+def divided_at(tree: Tree, length: int) -> Tree:
+    """Return the tree with its prefix cut to `length` tokens; the rest moves to the responses."""
+    moved = tree.prefix[length:]
+    if not len(moved):
+        return tree
+    return replace(
+        tree,
+        prefix=tree.prefix[:length],
+        responses=tuple(np.concatenate([moved, response]) for response in tree.responses),
+        read=tuple(read + len(moved) for read in tree.read),
     )
 
 

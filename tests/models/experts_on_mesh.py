@@ -25,8 +25,8 @@ def main(folder: str, *meshes: str) -> None:
     from prb_jax.models.model import parameter_shardings
     from prb_jax.models.readouts.score_tree import score_stream
     from prb_jax.platform.meshes import make_mesh
-    from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-    from prb_jax.trees.streams import make_stream_batch
+    from prb_jax.trees.packing import pack_streams
+    from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
     from tests.trees.test_streams import people
 
     config = load_config(Path(folder))

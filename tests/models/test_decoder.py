@@ -17,7 +17,7 @@ from prb_jax.models.model import abstract_model, bind, init_params
 from prb_jax.models.parameter import parameters
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.training.microbatches import named_tree
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 from prb_jax.trees.tree import build_tree
 from tests.models.compiled import jit, largest_square
 from tests.packed import packed_batch, read_trees

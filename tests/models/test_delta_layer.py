@@ -17,7 +17,7 @@ from prb_jax.models.delta_rule import unit_lower_inverse
 from prb_jax.models.flops import stream_flops
 from prb_jax.models.model import init_params, matrix_flops_per_token
 from prb_jax.reports.inspection.words import attention
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.compiled import jit
 from tests.packed import batch_alone, packed_batch, read_trees

@@ -16,8 +16,8 @@ import prb_jax as prb
 from prb_jax.models.checkpoints.hf_map import file_tensors, flatten
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
-from prb_jax.trees.packing import StreamOptions, sort_trees
-from prb_jax.trees.stream_shapes import pack_together
+from prb_jax.trees.packing import pack_together, sort_trees
+from prb_jax.trees.streams import StreamOptions
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import packed_batch, read_trees
 from tests.parity.oracle import transformers_gradients, transformers_scores

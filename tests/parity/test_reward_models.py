@@ -19,8 +19,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import Linear
 from prb_jax.models.readouts.open_model import resolve_model
 from prb_jax.models.readouts.registry import ROWS
-from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.streams import StreamBatch, StreamOptions
 from prb_jax.trees.tree import build_tree
 from tests.packed import packed_batch, read_trees
 from tests.parity.reward_models import CASES, TOGETHER, RowCase, sequences, steps, write_case

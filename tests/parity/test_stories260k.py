@@ -18,7 +18,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import decode_stream
 from prb_jax.models.model import bind
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 from prb_jax.trees.tree import build_tree
 from tests.packed import packed_batch
 from tests.parity.oracle import transformers_scores

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 from tests import tiny_tokenizer as tiny
 from tests.packed import batch_alone, packed_batch
 from tests.parity.oracle import transformers_scores

@@ -21,8 +21,7 @@ from prb_jax.scoring.batching import (
     WINDOW,
     stream_scores,
 )
-from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.streams import StreamBatch, StreamOptions
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation, build_tree
 from tests.trees.rankings import pairs_of_rankings
 

@@ -12,7 +12,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 from tests.packed import batch_alone
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.large_process import read_by_windows

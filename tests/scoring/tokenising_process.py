@@ -18,8 +18,7 @@ from prb_jax.errors import DataError
 from prb_jax.platform.processes.job import start_job
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.encode_together import encode_by_processes
-from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.streams import StreamBatch, StreamOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 from tests.scoring.slow_scorer import comparisons
 

@@ -32,7 +32,7 @@ from prb_jax.serving.serve import make_served
 from prb_jax.serving.tree_scorer import TreeScorer, open_tree_scorer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.continued import PAGE, PAGES, BlockStore, CachedBlock, KeptPrefix, lay_behind
-from prb_jax.trees.packing import PackedStream, StreamShape
+from prb_jax.trees.streams import PackedStream, StreamShape
 from prb_jax.trees.tree import BLOCK, build_tree, common_run
 from tests.scoring.records import text, write_model
 from tests.serving.local_server import serving

@@ -22,9 +22,8 @@ from prb_jax.training.step import TrainStep
 from prb_jax.training.train import make_reward_step
 from prb_jax.training.trainer import USER
 from prb_jax.training.weights import trained_decoder
-from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.stream_shapes import READS_STEP, pack_together
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import READS_STEP, pack_streams, pack_together
+from prb_jax.trees.streams import PackedBatch, StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import BLOCK, Tree, build_tree
 from tests.training.tiny import CONFIG
 

@@ -15,7 +15,7 @@ from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, permutation, read_training_data, user_weights
 from prb_jax.training.microbatches import Layout, labelled, plan_layout
 from prb_jax.training.user_order import UserOrder
-from prb_jax.trees.packing import StreamShape
+from prb_jax.trees.streams import StreamShape
 from prb_jax.trees.tree import Tree, build_tree
 from tests.training.small_batches import small_config
 from tests.training.tiny import comparisons, rows, write_rows

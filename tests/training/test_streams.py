@@ -37,10 +37,9 @@ from prb_jax.training.step import Microbatch, add_gradients
 from prb_jax.training.train import train
 from prb_jax.training.trainer import USER, WEIGHTS
 from prb_jax.trees.kernel_tables import StepTable
-from prb_jax.trees.packing import StreamOptions, StreamShape
+from prb_jax.trees.packing import READS_STEP
 from prb_jax.trees.step_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.sweeps import sweep

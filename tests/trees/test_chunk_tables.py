@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import pack_together
+from prb_jax.trees.streams import StreamBatch, StreamOptions, make_stream_batch
 from prb_jax.trees.tree import CHUNK, build_tree
 
 TAPS = 4

@@ -10,17 +10,8 @@ import pytest
 from prb_jax.measure.plan.streams import BatchShape, drawn_trees
 from prb_jax.trees.even_work import with_even_pairs
 from prb_jax.trees.kernel_tables import StepTable, for_kernel
-from prb_jax.trees.packing import (
-    StreamOptions,
-    StreamShape,
-    Unit,
-    balanced,
-    first_fit,
-    pack_streams,
-    token_pairs,
-)
-from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.packing import Unit, balanced, first_fit, pack_streams, pack_together, token_pairs
+from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
 
 PEOPLE = BatchShape(batch=256, prefix=1900, responses=2, response_length=130, spread=0.45)
 

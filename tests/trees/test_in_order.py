@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prb_jax.trees.in_order import choose_length, fitting, full_streams, pack_in_order
-from prb_jax.trees.packing import StreamOptions, StreamShape, packed_stream, sort_trees
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.packing import packed_stream, sort_trees
+from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
 from tests.trees.test_streams import people
 
 OPTIONS = StreamOptions(tokens=1024)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from prb_jax.scoring.batching import choose_stream_shape
 from prb_jax.trees.kernel_tables import KEY_COLUMNS, KeyLayout, KeyTable, for_keys, key_table, with_key_layout
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.stream_shapes import choose_stream_shape
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.trees.test_streams import people, who_sees
 

@@ -7,17 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prb_jax.trees.packing import (
-    LEAST_SHARED,
-    StreamOptions,
-    StreamShape,
-    divide,
-    pack_streams,
-    sort_trees,
-)
-from prb_jax.trees.stream_shapes import choose_stream_shape, with_equal_splits
-from prb_jax.trees.streams import BlockTable, StreamBatch, make_stream_batch
-from prb_jax.trees.tree import BLOCK, Tree, build_tree
+from prb_jax.scoring.batching import choose_stream_shape
+from prb_jax.trees.packing import divide, pack_streams, sort_trees
+from prb_jax.trees.streams import BlockTable, StreamBatch, StreamOptions, StreamShape, make_stream_batch
+from prb_jax.trees.tree import BLOCK, LEAST_SHARED, Tree, build_tree, with_equal_splits
 from tests.trees.rankings import pairs_of_rankings
 
 

@@ -31,8 +31,8 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import stream_options
 from prb_jax.seams import get
 from prb_jax.trees.in_order import choose_length, fitting, full_streams, length_step
-from prb_jax.trees.packing import StreamOptions, StreamShape, packed_stream, sort_trees
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import packed_stream, sort_trees
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 READ_TOKENS = {"cpu": 8_192, "gpu": 16_384, "tpu": 16_384}

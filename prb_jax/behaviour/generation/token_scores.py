@@ -43,9 +43,9 @@ from prb_jax.text.prompts import why_other_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.in_order import length_step, pack_in_order
-from prb_jax.trees.packing import SortedTrees, StreamOptions, sort_trees
+from prb_jax.trees.packing import SortedTrees, sort_trees
 from prb_jax.trees.response_reads import response_reads
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.streams import StreamBatch, StreamOptions, make_stream_batch
 from prb_jax.trees.tree import Tree, common_run
 
 

@@ -45,9 +45,8 @@ from prb_jax.training.start import Start, with_pad_token
 from prb_jax.training.step import Microbatch, TrainState, TrainStep
 from prb_jax.training.trainer import Trainer
 from prb_jax.training.weights import merge
-from prb_jax.trees.packing import coarse_length
+from prb_jax.trees.packing import READS_STEP, coarse_length
 from prb_jax.trees.response_reads import Reads, response_reads
-from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 

@@ -27,9 +27,8 @@ from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.meshes import all_devices, make_mesh
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.packing import StreamShape, pack_streams
-from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.packing import READS_STEP, pack_streams
+from prb_jax.trees.streams import StreamShape, make_stream_batch
 from prb_jax.trees.tree import BLOCK, build_tree, round_up
 
 _TREES = 4

@@ -55,8 +55,8 @@ from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.training import Tuning, step_flops
+from prb_jax.trees.packing import READS_STEP
 from prb_jax.trees.response_reads import Reads
-from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.tree import round_up
 
 

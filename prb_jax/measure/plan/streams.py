@@ -21,7 +21,7 @@ from prb_jax.platform.sharding import batch_sharding, mesh_shape
 from prb_jax.scoring.batching import stream_options
 from prb_jax.training.losses import Extras
 from prb_jax.trees.kernel_tables import StepTable
-from prb_jax.trees.stream_shapes import pack_together
+from prb_jax.trees.packing import pack_together
 from prb_jax.trees.streams import BlockTable, StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 

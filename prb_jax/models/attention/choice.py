@@ -17,7 +17,7 @@ from prb_jax.models import ATTENTIONS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.seams import BUILTIN, get
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamOptions
 
 Table = Literal["blocks", "steps", "keys"]
 """Kinds of tables in :mod:`prb_jax.trees.streams` and :mod:`prb_jax.trees.kernel_tables`."""

@@ -22,8 +22,14 @@ from prb_jax.models.attention.mesh import one_by_one
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import KeyLayout, KeyTable, with_key_layout
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.streams import StreamBatch, make_stream_batch, query_order
+from prb_jax.trees.streams import (
+    PackedStream,
+    StreamBatch,
+    StreamOptions,
+    StreamShape,
+    make_stream_batch,
+    query_order,
+)
 from prb_jax.trees.tree import build_tree
 
 COPIED_TOKENS = 65_536

@@ -23,8 +23,8 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.platform.processes.sharing import gather_int32
 from prb_jax.records.reading import read_json
 from prb_jax.records.writing import write_json
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import build_tree
 from prb_jax.version import versions
 

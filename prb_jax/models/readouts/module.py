@@ -21,8 +21,7 @@ from prb_jax.models.parameter import arrays
 from prb_jax.models.readouts.score_tree import stream_rewards
 from prb_jax.platform.sharding import mesh_shape, on_any_mesh
 from prb_jax.seams import get
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.streams import PackedStream, StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import BLOCK, Tree, round_up
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from prb_jax.metrics.texts import corpus_bleu, text_figures
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import Tree
 from tests.json_lines import read_lines
 

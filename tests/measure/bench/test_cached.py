@@ -12,8 +12,8 @@ from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.scoring import score_pass
 from prb_jax.measure.bench.workload import count_pairs, synthetic_workload
 from prb_jax.models.flops import stream_flops
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
 
 
 @pytest.mark.slow

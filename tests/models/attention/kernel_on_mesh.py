@@ -34,8 +34,8 @@ def inputs(tokens: int, head_dim: int) -> list[Any]:
 def batch_for(kind: str, parts: int) -> Any:
     """Four streams of people and of long conversations, which some parts have nothing of."""
     from prb_jax.trees.kernel_tables import KeyLayout, with_key_layout
-    from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-    from prb_jax.trees.streams import make_stream_batch
+    from prb_jax.trees.packing import pack_streams
+    from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
     from tests.trees.test_streams import people
 
     options = StreamOptions(

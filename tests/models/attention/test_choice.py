@@ -21,9 +21,9 @@ from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.trees import kernel_tables
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.packing import pack_streams
 from prb_jax.trees.step_areas import step_areas
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.streams import StreamOptions, StreamShape, make_stream_batch
 from tests.models.attention.kernel_on_mesh import devices
 from tests.models.attention.test_stream_kernel import areas_of
 from tests.models.compiled import with_cudnn

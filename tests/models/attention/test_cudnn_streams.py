@@ -18,8 +18,8 @@ from prb_jax.models.model import init_params
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.scoring.batching import choose_batcher
 from prb_jax.trees.kernel_tables import KeyLayout, for_keys, with_key_layout
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_streams import (
     assert_scores_are_those_of_trees,

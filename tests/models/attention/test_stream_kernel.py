@@ -18,9 +18,9 @@ from prb_jax.measure.plan.chips import describe_slice
 from prb_jax.models.attention import stream_kernel
 from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable, for_kernel
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.packing import pack_streams
 from prb_jax.trees.step_areas import SEEN, TILE, step_areas
-from prb_jax.trees.streams import StreamBatch, make_stream_batch, query_order
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch, query_order
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_streams import (
     assert_scores_are_those_of_trees,

@@ -26,8 +26,8 @@ from prb_jax.models.layers import rms_norm
 from prb_jax.models.model import init_params
 from prb_jax.models.readouts.heads import along, at_pattern
 from prb_jax.models.readouts.score_tree import score_stream
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.packing import pack_streams
+from prb_jax.trees.streams import StreamBatch, StreamOptions, StreamShape, make_stream_batch
 from prb_jax.trees.tree import BLOCK, build_tree
 from tests.models.compiled import jit, largest_square
 from tests.models.test_decoder import family_config
