@@ -328,6 +328,11 @@ class Job:
 
     __repr__ = short_repr
 
+    @property
+    def reading(self) -> list[JsonLines]:
+        """Large files that this run reads, and compares with their digests; a control finds them read."""
+        return self.inputs.reading if self.control is None else []
+
 
 def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
     """Return the job of an evaluation: all comparisons, or those that fit, as text or as prepared tokens.

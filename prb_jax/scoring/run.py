@@ -187,7 +187,6 @@ class ScoredRun:
         """
         job, table, finished = self.job, self.job.table, cast(RowTable, self.file.rows)
         before = len(finished)
-        reading = job.inputs.reading if job.control is None else []
 
         def is_finished(index: int) -> bool:
             place = finished.place(table.id(index)) if before else None
@@ -234,7 +233,7 @@ class ScoredRun:
                         first = table.id(batch.indices[0])
                         self.folder.append_computed(member=first, tokens=batch.computed, equal=equal)
                     if self.folder.blocks is not None:
-                        self.folder.blocks.append([file.digests for file in reading])
+                        self.folder.blocks.append([file.digests for file in job.reading])
                 self.file.append(rows)
                 show(rows)
         table.complete()
@@ -251,14 +250,13 @@ def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) ->
     Arguments and errors are as in `open_evaluation`. Large files are compared with the digests in the folder while they
     are read.
     """
-    reading = job.inputs.reading if job.control is None else []
     facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": job.notes}
-    opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
+    opens = partial(open_evaluation, out, **facts, by_blocks=bool(job.reading))
     with entered_on_first_process(opens, lambda folder: folder.blocks and folder.blocks.known()) as (
         folder,
         blocks,
     ):
-        for file, digests in zip(reading, blocks or (), strict=False):
+        for file, digests in zip(job.reading, blocks or (), strict=False):
             file.expect(digests)
         file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
         yield ScoredRun(job, folder, file)
