@@ -267,7 +267,9 @@ class _Plan:
         """Add a row; `work` is the number of tokens of a forward pass."""
         absent = None if rival is None else self.missing.get(rival)
         beside = None if absent and not only_beside else rival
-        passes = (2 if verb == "train" else 1) + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
+        passes = (2 if verb == "train" else 1) + self.rounds * (
+            1 + (_TIMES_OF_RIVAL[beside] if beside else 0)
+        )
         weights = _MIXTURES[model][0] if model in _MIXTURES else _WEIGHTS.get(model, 0.0)
         flops = 2 * weights * work * _ATTENTION * passes
         peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
