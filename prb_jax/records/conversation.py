@@ -147,6 +147,11 @@ def turns_of(response: str) -> Messages:
     return response.messages if isinstance(response, Turns) else (Message("assistant", response),)
 
 
+def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
+    """Return the K whole conversations: the prompt followed by each response."""
+    return [[*messages, *turns_of(response)] for response in responses]
+
+
 def transcript(messages: Sequence[Message]) -> str:
     """Return a conversation in plain text, with its tools: for readers without a chat template."""
     before = [f"Tools: {messages[0].context}"] if messages and messages[0].context else []

@@ -11,10 +11,10 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.rows import ScoredRow
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import result_files, score_intervals
+from prb_jax.records.conversation import conversations
 from prb_jax.records.writing import write_json
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.inputs import Inputs, Job
-from prb_jax.scoring.reader import conversations
 from prb_jax.scoring.summary import BASELINE_ROWS, RESAMPLES
 from prb_jax.text.view import visible
 

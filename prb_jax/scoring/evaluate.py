@@ -21,9 +21,9 @@ from prb_jax.runs.kind import command_line
 from prb_jax.scoring.inputs import Inputs, open_job, read_inputs, warn_of_cuts
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.options import Data, EvaluateOptions
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.run import ScoredRun, open_scored_run, session_facts
 from prb_jax.seams import get
+from prb_jax.trees.tree import TooLongError
 
 
 @dataclass(frozen=True)

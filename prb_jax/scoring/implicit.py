@@ -24,9 +24,10 @@ from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.response_logprobs import make_logprob_fn
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.conversation import conversations
 from prb_jax.records.intake import Records
 from prb_jax.scoring.batching import Batch, lanes, stream_scores
-from prb_jax.scoring.reader import CHUNK_ROWS, Reader, conversations
+from prb_jax.scoring.reader import CHUNK_ROWS, Reader
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.scorer import GivesRewards
 from prb_jax.text.prompts import encode_prompts, why_other_tokenizer

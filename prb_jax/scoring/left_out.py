@@ -14,8 +14,9 @@ from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.benchmark_scores import check_benchmarks
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.reader import Reader, TooLongError
+from prb_jax.scoring.reader import Reader
 from prb_jax.text.view import View
+from prb_jax.trees.tree import TooLongError
 
 _AT_A_TIME: Final = 4096
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.reader import Encoder
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.tree import Tree, Truncation, build_tree
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Encoder
 
 
 def encode_paper(encoder: Encoder, comparisons: Sequence[Comparison], pad_token_id: int | None) -> list[Tree]:

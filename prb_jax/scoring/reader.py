@@ -20,7 +20,7 @@ from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.models.head import choose_readout
 from prb_jax.personal import has_soft_prompts
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.conversation import Message, turns_of
+from prb_jax.records.conversation import conversations
 from prb_jax.seams import get
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
@@ -35,7 +35,7 @@ from prb_jax.text.view import (
     length_limit,
     visible,
 )
-from prb_jax.trees.tree import TokenisedComparison, Tree, Truncation, build_tree
+from prb_jax.trees.tree import TokenisedComparison, TooLongError, Tree, Truncation, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -52,24 +52,6 @@ Encode = Callable[[Sequence[Comparison]], list[Tree]]
 CHUNK_ROWS = 64
 """Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough to keep its intermediate
 results small."""
-
-
-class TooLongError(DataError):
-    """A response that leaves no room for its prompt within the length limit.
-
-    Attributes:
-      comparison: The comparison.
-      tokens: Length of its longest conversation, without profile.
-      limit: Maximum number of tokens of a conversation.
-    """
-
-    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
-        self.comparison, self.tokens, self.limit = comparison, tokens, limit
-        super().__init__(
-            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
-            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
-            f" the prompt within max_length {limit}, and responses are never cut"
-        )
 
 
 def encode_comparisons(
@@ -176,11 +158,6 @@ class Encoder:
         tree = build_tree(sequences, truncation=truncation)
         refuse_merged_responses(comparison, tree)
         return tree
-
-
-def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
-    """Return the K whole conversations: the prompt followed by each response."""
-    return [[*messages, *turns_of(response)] for response in responses]
 
 
 def longest(sequences: Sequence[np.ndarray]) -> int:

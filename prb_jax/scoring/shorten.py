@@ -17,9 +17,9 @@ import numpy as np
 
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import Message, with_context
-from prb_jax.scoring.reader import Encoder, TooLongError, longest
+from prb_jax.scoring.reader import Encoder, longest
 from prb_jax.text.view import Visible, render_profile
-from prb_jax.trees.tree import Tree, Truncation
+from prb_jax.trees.tree import TooLongError, Tree, Truncation
 
 ESTIMATE_SLACK = 8  # maximum error in tokens of estimates from lengths of single texts
 

@@ -35,10 +35,10 @@ from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.encode_together import packed_trees, unpacked_trees
 from prb_jax.scoring.large_table import LargeTable, TableRow, scored_by
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
-from prb_jax.scoring.reader import Reader, TooLongError, open_reader
+from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import TooLongError, Tree
 
 PART: Final = 4096  # comparisons per part
 

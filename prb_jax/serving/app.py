@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from prb_jax.errors import PrbError
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.token_ids import IdsTooLongError
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.http_server import (
@@ -35,6 +34,7 @@ from prb_jax.serving.request_reader import RequestReader
 from prb_jax.serving.routes import ROUTES
 from prb_jax.serving.scorer_engine import ScorerEngine
 from prb_jax.serving.sizes import TooLargeError
+from prb_jax.trees.tree import TooLongError
 
 TRUNCATED: Final = "X-PRB-Truncated"
 """Header of an answer: how many responses were scored with a shortened profile or prompt; absent for none."""

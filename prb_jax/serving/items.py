@@ -11,10 +11,9 @@ import numpy as np
 from prb_jax.errors import DataError, PrbError
 from prb_jax.records.comparison import Comparison, Message, Post
 from prb_jax.scoring.paper import with_special_tokens
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.view import View
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import TooLongError, Tree
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader  # imports jax

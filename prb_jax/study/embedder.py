@@ -44,10 +44,9 @@ from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.personalised import PersonalisedModel
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import TextProtocol, View, ViewOptions
-from prb_jax.trees.tree import LEAST_SHARED, ScoredBatch, Tree, common_run, divided_at
+from prb_jax.trees.tree import LEAST_SHARED, ScoredBatch, TooLongError, Tree, common_run, divided_at
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """Prompt that precedes a post in models that read conversations: the post takes the place of a response."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from prb_jax.errors import counted, quote, short_repr
+from prb_jax.errors import DataError, counted, quote, short_repr
+
+if TYPE_CHECKING:
+    from prb_jax.records.comparison import Comparison
 
 EQUAL_SIDES: Final = "equal_after_template"  # entry of a summary or record with `EqualSides`
 NAMED: Final = 10  # maximum number of listed comparisons with equal sides
@@ -206,6 +209,24 @@ def divided_at(tree: Tree, length: int) -> Tree:
         responses=tuple(np.concatenate([moved, response]) for response in tree.responses),
         read=tuple(read + len(moved) for read in tree.read),
     )
+
+
+class TooLongError(DataError):
+    """A response that leaves no room for its prompt within the length limit.
+
+    Attributes:
+      comparison: The comparison.
+      tokens: Length of its longest conversation, without profile.
+      limit: Maximum number of tokens of a conversation.
+    """
+
+    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
+        self.comparison, self.tokens, self.limit = comparison, tokens, limit
+        super().__init__(
+            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
+            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
+            f" the prompt within max_length {limit}, and responses are never cut"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from prb_jax.records.comparison import Comparison, Message
 from prb_jax.records.conversation import turns_of
 from prb_jax.records.intake import read_comparisons
 from prb_jax.scoring.paper import last_non_pad
-from prb_jax.scoring.reader import TooLongError, encode_comparisons
+from prb_jax.scoring.reader import encode_comparisons
 from prb_jax.text.open_tokenizer import load_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import TextProtocol, View, visible
-from prb_jax.trees.tree import Tree, Truncation
+from prb_jax.trees.tree import TooLongError, Tree, Truncation
 from tests import tiny_tokenizer as tiny
 from tests.text.chats import CHATS, REAL, SHARED, as_transformers_has_it, open_chat, real_chat
 

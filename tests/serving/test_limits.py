@@ -21,7 +21,6 @@ import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.open_scorer import open_scorer
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.serving import engine as engine_module
 from prb_jax.serving import tree_scorer
 from prb_jax.serving.app import ServedModel, ServerMetrics, make_app
@@ -34,7 +33,7 @@ from prb_jax.serving.serve import make_served, serve
 from prb_jax.serving.sizes import Sizes, TooLargeError
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.tree import build_tree
+from prb_jax.trees.tree import TooLongError, build_tree
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.records import record
 from tests.serving.local_server import start_app

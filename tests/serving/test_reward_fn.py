@@ -23,11 +23,11 @@ import prb_jax as prb
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.records.comparison import Message
 from prb_jax.scoring.personalised import PersonalisedModel
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.serving.item_scorer import comparison_scores, open_reward
 from prb_jax.serving.items import ChatItem, Score
 from prb_jax.serving.tree_scorer import open_tree_scorer
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import TooLongError
 from tests import tiny_tokenizer as tiny
 from tests.behaviour.judges.stand_in import stand_in
 from tests.json_lines import read_lines

@@ -21,12 +21,12 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.feature_options import FeatureOptions
 from prb_jax.personal.features import open_features
-from prb_jax.scoring.reader import TooLongError
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study import embedder as embedder_module
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import TooLongError
 from tests.json_lines import write_lines
 from tests.scoring.records import TOLERANCE, record
 from tests.study.people import PlantedFeatures, choice, planted_people

@@ -21,10 +21,10 @@ from prb_jax.models.readouts.open_model import ResolvedModel
 from prb_jax.models.readouts.text_encoder import Pooling
 from prb_jax.models.vocabulary_heads import LanguageHead, Vocabulary
 from prb_jax.records.comparison import Comparison
-from prb_jax.scoring.reader import Reader, TooLongError
+from prb_jax.scoring.reader import Reader
 from prb_jax.text.trained_view import read_trained_view
 from prb_jax.text.view import TRAINED_VIEW, TextProtocol, View, choose_view
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import TooLongError, Tree
 
 _NO_LIMIT = 2**31 - 1
 
