@@ -64,7 +64,7 @@ FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device s
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-LARGEST = 4  # to keep a large tree whole, a stream is at most this many times as long as usual
+_LARGEST = 4  # to keep a large tree whole, a stream is at most this many times as long as usual
 WAITING = 1  # batches queued on the device beyond the running ones
 MOST_LANES = 8  # concurrent batches, each with separate activations
 
@@ -242,7 +242,7 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     if options.fixed:
         return options.fixed[-1]
     ordered = sort_trees(trees, options)
-    usual = ordered.tokens[ordered.tokens <= LARGEST * options.tokens]  # larger trees get separate streams
+    usual = ordered.tokens[ordered.tokens <= _LARGEST * options.tokens]  # larger trees get separate streams
     largest, needed = (
         int(usual.max(initial=1)),
         int((ordered.tokens - ordered.shared).sum()) - ordered.saved(slice(None)),
@@ -281,7 +281,7 @@ def _scored_lengths(largest: int, options: StreamOptions) -> list[int]:
     """Return the stream lengths to try: around the usual length, and longer for larger trees."""
     top = 2 * options.tokens
     if largest > options.tokens:  # two or three large trees fill a stream better than one
-        top = LARGEST * options.tokens
+        top = _LARGEST * options.tokens
     length, tried = options.multiple, []
     while length < top:
         tried.append(length)

@@ -24,7 +24,6 @@ from prb_jax.trees.streams import PackedBatch, PackedStream, StreamOptions, Stre
 from prb_jax.trees.tree import LEAST_SHARED, Tree, common_run, round_up
 
 READS_STEP = 16  # read places of a stream are a multiple of this
-STREAM_COST = 256  # cost of one more batch of streams, in tokens of each stream
 _FEW = 8  # maximum number of streams for which a shorter shape is tried; more streams are about equally full
 
 

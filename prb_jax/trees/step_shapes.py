@@ -9,7 +9,6 @@ import numpy as np
 
 from prb_jax.trees.packing import (
     READS_STEP,
-    STREAM_COST,
     bins_of,
     coarse_length,
     cut_to_fullest,
@@ -22,6 +21,8 @@ from prb_jax.trees.packing import (
 )
 from prb_jax.trees.streams import PackedBatch, PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.tree import Tree, round_up
+
+_STREAM_COST = 256  # cost of one more batch of streams, in tokens of each stream
 
 _ALONE = 0.9
 """Time of one stream on two cores, relative to one core. Measured values are 0.7 to 0.95, because blocks of attention
@@ -75,7 +76,7 @@ def choose_step_shapes(
             # Streams that fit the shorter shape use it.
             short = [int((tokens <= small).sum()) for tokens in filled]
             cost = sum(
-                time(batches(len(tokens) - few), length + STREAM_COST, batches(few), small + STREAM_COST)
+                time(batches(len(tokens) - few), length + _STREAM_COST, batches(few), small + _STREAM_COST)
                 for few, tokens in zip(short, filled, strict=True)
             )
             total = cost / len(ordered) * options.streams * count + compile_cost * (2 if small else 1)

@@ -223,7 +223,7 @@ class _Plan:
         flags |= ({} if remat is None else {"remat": remat}) | {"rounds": self.rounds}
         work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
         needs = f"train-parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
-        self._add(name, "train", model, flags, work=work, needs=needs, **more)
+        self._add(name, "train", model, flags, work=work, untimed=2, needs=needs, **more)
 
     def sample(self, name: str, model: str, samples: int) -> None:
         """Add a row that draws texts of a policy."""
@@ -260,16 +260,15 @@ class _Plan:
         flags: Mapping[str, Any],
         *,
         work: float,
+        untimed: int = 1,
         rival: Rival | None = None,
         only_beside: bool = False,
         **more: Any,
     ) -> None:
-        """Add a row; `work` is the number of tokens of a forward pass."""
+        """Add a row; `work` is the number of tokens of a pass, and `untimed` passes precede the timed ones."""
         absent = None if rival is None else self.missing.get(rival)
         beside = None if absent and not only_beside else rival
-        passes = (2 if verb == "train" else 1) + self.rounds * (
-            1 + (_TIMES_OF_RIVAL[beside] if beside else 0)
-        )
+        passes = untimed + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
         weights = _MIXTURES[model][0] if model in _MIXTURES else _WEIGHTS.get(model, 0.0)
         flops = 2 * weights * work * _ATTENTION * passes
         peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
