@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
@@ -25,7 +26,15 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
 from prb_jax.models.head import States, read_out
-from prb_jax.models.layers import product, soft_capped, with_sinks
+from prb_jax.models.layers import (
+    from_bits,
+    in_bits,
+    product,
+    rounded_in_bits,
+    row_of,
+    soft_capped,
+    with_sinks,
+)
 from prb_jax.models.model import bind
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer, replicated
@@ -67,17 +76,19 @@ def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) 
 def block_shapes(
     config: DecoderConfig, dtype: jnp.dtype, tokens: int = BLOCK
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Return the shapes of the keys and values of a cached block, or of so many tokens."""
+    """Return the shapes of the keys and values of a cached block, or of so many tokens; bfloat16 is kept in bits."""
     layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     keys, values = (layers, heads, tokens, size), (layers, heads, size, tokens)
-    return jax.ShapeDtypeStruct(keys, dtype), jax.ShapeDtypeStruct(values, dtype)
+    kind = np.uint16 if dtype == jnp.bfloat16 else dtype
+    return jax.ShapeDtypeStruct(keys, kind), jax.ShapeDtypeStruct(values, kind)
 
 
 def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
     """Return arrays into which a program writes the keys and values of at most so many computed tokens."""
     place = replicated(mesh)  # like the results of a program, so that both kinds of arrays need one program
     keys, values = block_shapes(config, dtype, tokens)
-    return jnp.zeros(keys.shape, dtype, device=place), jnp.zeros(values.shape, dtype, device=place)
+    like = jnp.zeros_like
+    return like(keys, device=place), like(values, device=place)
 
 
 @functools.lru_cache(maxsize=16)
@@ -117,7 +128,7 @@ def _score(
     decoder = bind(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
     count = batch.tokens.shape[1]
-    x = decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype))
+    x = in_bits(decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype)))
     angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
     graph, layers = nnx.split(decoder.layers)
     slides, rotates = config.layer_windows, config.layer_rotates
@@ -134,7 +145,7 @@ def _score(
 
     def weights(number: Any) -> Any:
         """Return the state of a layer, a copy: its chunks share it."""
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, number, keepdims=False), layers)
+        return jax.tree.map(lambda leaf: row_of(leaf, number), layers)
 
     def layer(
         state: Any, x: jax.Array, attend: Any, angles: tuple[Angles, Angles], places: Any = None
@@ -151,6 +162,7 @@ def _score(
     def put(held: Sequence[jax.Array], k: jax.Array, v: jax.Array, number: Any, start: Any) -> Any:
         """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
         keys, values = held
+        k, v = in_bits(k), in_bits(v)
         return (
             lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
             lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
@@ -186,8 +198,8 @@ def _score(
                 held[:] = put(held, k, v, number, start)  # once, so the arrays are changed in place
                 return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=within, **options)
 
-            y, _ = layer(state, cut(x), attend, jax.tree.map(cut, of_layer))
-            return lax.dynamic_update_slice_in_dim(x, y, start, 1), *held
+            y, _ = layer(state, from_bits(cut(x), dtype), attend, jax.tree.map(cut, of_layer))
+            return lax.dynamic_update_slice_in_dim(x, in_bits(y), start, 1), *held
 
         done = jnp.zeros((), jnp.int32)
         for size in sizes:
@@ -201,6 +213,7 @@ def _score(
     clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
     values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
     x, *held = lax.fori_loop(0, last, run, (x, keys, values))
+    x = from_bits(x, dtype)
 
     def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
         held[:] = put(held, k, v, last, 0)
@@ -255,7 +268,7 @@ def _attend(
     Args:
       q: Scaled queries of the table [1, blocks * c, heads, H].
       held: Keys [L, G, N, H] and values [L, G, H, N] of the stream computed so far.
-      batch: Batch with the cached keys and values.
+      batch: Batch with the cached keys and values, in bits like those of `held`.
       layer: Index of the layer.
       table: Blocks of keys for each block of queries.
       window: Sliding window of the layer.
@@ -267,7 +280,7 @@ def _attend(
     blocks, width = table.ranks.shape
     together = divisor(heads // keys.shape[1], HEADS)  # query heads that share a kv head
     runs = heads // together
-    queries = q[0].reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
+    queries = in_bits(q[0]).reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
     queries = queries.reshape(runs, blocks, size, width * together)
     kept = len(batch.rows)  # blocks
 
@@ -276,7 +289,7 @@ def _attend(
         head = run // (runs // keys.shape[1])
 
         def of_block(inputs: tuple[jax.Array, _Table]) -> tuple[jax.Array, jax.Array]:
-            query, own = inputs
+            query, own = from_bits(inputs[0], q.dtype), inputs[1]
             rank, at = (jnp.repeat(x, together) for x in (own.ranks, own.positions))
 
             def pair(number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -294,7 +307,8 @@ def _attend(
                     v = lax.dynamic_slice(values, (layer, head, 0, start), (1, 1, size, BLOCK))
                     return k[0, 0], v[0, 0]
 
-                return lax.cond(number < kept, old, new)
+                k, v = lax.cond(number < kept, old, new)
+                return from_bits(k, q.dtype), from_bits(v, q.dtype)
 
             def step(
                 index: jax.Array, carry: tuple[jax.Array, ...], *, masked: bool
@@ -314,7 +328,7 @@ def _attend(
                     scores = jnp.where(seen, scores, MASKED)
                 higher = jnp.maximum(top, scores.max(axis=0))
                 weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-                result = result * fading + product(v, weights.astype(v.dtype))
+                result = result * fading + product(v, from_bits(rounded_in_bits(weights, q.dtype), q.dtype))
                 return higher, total * fading + weights.sum(axis=0), result
 
             rows = query.shape[1]
@@ -326,11 +340,11 @@ def _attend(
                 whole, whole + partly, functools.partial(step, masked=True), carry
             )
             total = jnp.maximum(total, LEAST_TOTAL)
-            return (result / total).astype(q.dtype), top + jnp.log(total)
+            return in_bits((result / total).astype(q.dtype)), top + jnp.log(total)
 
         return lax.map(of_block, (queries, table))
 
     out, log = lax.map(of_run, (jnp.arange(runs), queries))
-    out = out.reshape(runs, blocks, size, width, together).transpose(1, 3, 0, 4, 2)
+    out = from_bits(out.reshape(runs, blocks, size, width, together).transpose(1, 3, 0, 4, 2), q.dtype)
     log = log.reshape(runs, blocks, width, together).transpose(1, 2, 0, 3)
     return with_sinks(out.reshape(q.shape), log.reshape(q.shape[:-1]), sinks)

@@ -41,6 +41,7 @@ from prb_jax.models.decoder_layer import (
     rematerialised,
     splits_weights,
 )
+from prb_jax.models.layers import row_of
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.platform.sharding import check_tokens, constrainer
 from prb_jax.seams import get
@@ -70,7 +71,7 @@ class LayerStacks:
 
     def at(self, layer: int | jax.Array) -> nnx.State:
         """Return the state of one layer, sliced from the stacks."""
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), self._state)
+        return jax.tree.map(lambda leaf: row_of(leaf, layer), self._state)
 
     def scan(self, body: Body, x: jax.Array, *, count: int, indexed: bool) -> tuple[jax.Array, Kept]:
         """Run the first ``count`` layers.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import DTypeLike
 
 from prb_jax.models.config.family import Family
 from prb_jax.models.config.fields import FieldReader
@@ -147,6 +148,53 @@ def product(a: jax.Array, b: jax.Array, over: tuple[Axes, Axes] = (-1, 0), *, ba
         precision=matmul_precision(a.dtype),
         preferred_element_type=jnp.float32,
     )
+
+
+def in_bits(x: jax.Array) -> jax.Array:
+    """Return a bfloat16 array as uint16, and others unchanged.
+
+    XLA for CPUs can multiply bfloat16, but moves it only as float32: to slice, transpose or update an array, it
+    converts the whole array, and in a loop it keeps the copy. Integers are moved as they are. They have no gradient.
+    """
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Invert :func:`in_bits`."""
+    return lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
+
+
+def rounded_in_bits(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return float32 numbers, rounded to a dtype, as :func:`in_bits` does: for bfloat16, CPUs take a fourth of the time
+    of a conversion that keeps every kind of NaN."""
+    if dtype != jnp.bfloat16:
+        return x.astype(dtype)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(jnp.uint16)  # half to even
+
+
+def row_of(stack: jax.Array, number: jax.Array | int) -> jax.Array:
+    """Return stack[number]; on CPUs without converting a stack of bfloat16, see :func:`in_bits`."""
+    return _row_of_bits(stack, number) if stack.dtype == jnp.bfloat16 else _row_of(stack, number)
+
+
+def _row_of(stack: jax.Array, number: jax.Array | int) -> jax.Array:
+    return lax.dynamic_index_in_dim(stack, number, keepdims=False)
+
+
+@jax.custom_jvp
+def _row_of_bits(stack: jax.Array, number: jax.Array | int) -> jax.Array:
+    def of_bits(stack: jax.Array, number: jax.Array | int) -> jax.Array:
+        # Without the barrier, XLA would copy the whole stack before a loop.
+        stack, number = lax.optimization_barrier((stack, number))
+        return from_bits(_row_of(in_bits(stack), number), stack.dtype)
+
+    return lax.platform_dependent(stack, number, cpu=of_bits, default=_row_of)
+
+
+@_row_of_bits.defjvp
+def _row_of_bits_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    return _row_of_bits(*primals), _row_of(tangents[0], primals[1])
 
 
 def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:

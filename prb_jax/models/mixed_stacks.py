@@ -23,6 +23,7 @@ from jax import lax
 from prb_jax.models.config.family import Kind
 from prb_jax.models.decoder import Body, Kept, LayerStacks
 from prb_jax.models.decoder_layer import DecoderLayer
+from prb_jax.models.layers import row_of
 
 _Kinds = tuple[Kind, ...]
 _Starts = Callable[[str | None], Any]
@@ -123,7 +124,7 @@ class MixedStacks(LayerStacks):
 
         def take(variable: Any) -> Any:
             at = index(variable.get_metadata("part"))
-            return variable.replace(lax.dynamic_index_in_dim(variable[...], at, keepdims=False))
+            return variable.replace(row_of(variable[...], at))
 
         return _map(take, self._states[kind])
 

@@ -218,7 +218,9 @@ def open_tree_scorer(
     if not prefix_cache:
         return TreeScorer(model, maker, shapes, tokens)
     assert isinstance(shapes, StreamOptions)
-    like = block_shapes(model.decoder, jnp.dtype(model.dtype))
+    dtype = jnp.dtype(model.dtype)
+    like = block_shapes(model.decoder, dtype)
     # Two batches may read as many blocks as fit, while these leave the cache.
-    store = BlockStore(like, most=prefix_cache, spare=2 * shapes.fixed[-1].kept // BLOCK)
+    spare = 2 * shapes.fixed[-1].kept // BLOCK
+    store = BlockStore(like, most=prefix_cache, spare=spare, dtype=dtype)
     return TreeScorer(model, maker, shapes, tokens, PrefixCache(prefix_cache), store)

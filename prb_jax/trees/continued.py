@@ -43,6 +43,7 @@ class BlockStore:
 
     Args:
       like: Keys [L, G, BLOCK, H] and values [L, G, H, BLOCK] of a block: only their shapes and dtypes count.
+      dtype: Dtype of the numbers, whose bits they hold if it is another; None for theirs.
       most: Bytes of all blocks.
       spare: Number of blocks beyond these, for batches that run.
 
@@ -52,8 +53,14 @@ class BlockStore:
     """
 
     def __init__(
-        self, like: tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], *, most: int, spare: int
+        self,
+        like: tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct],
+        *,
+        most: int,
+        spare: int,
+        dtype: np.dtype | None = None,
     ) -> None:
+        self._dtype = like[0].dtype if dtype is None else dtype
         self._bytes = sum(x.size * x.dtype.itemsize for x in like)
         rows = most // self._bytes + spare
         self.keys, self.values = (_zeros((rows, *x.shape), x.dtype) for x in like)
@@ -77,8 +84,8 @@ class BlockStore:
     def is_finite(self, row: int, tokens: int) -> bool:
         """Return whether the first keys and values of a row are finite, in one pass: a sum with infinity is not."""
         with np.errstate(invalid="ignore", over="ignore"):
-            total = self.keys[row, :, :, :tokens].sum(dtype=np.float32)
-            return bool(np.isfinite(total + self.values[row, ..., :tokens].sum(dtype=np.float32)))
+            parts = self.keys[row, :, :, :tokens], self.values[row, ..., :tokens]
+            return bool(np.isfinite(sum(part.view(self._dtype).sum(dtype=np.float32) for part in parts)))
 
 
 @dataclass(frozen=True, eq=False)

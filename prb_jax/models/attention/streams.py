@@ -26,7 +26,15 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from prb_jax.models.layers import product, soft_capped, with_sinks, without_unit_axes
+from prb_jax.models.layers import (
+    from_bits,
+    in_bits,
+    product,
+    rounded_in_bits,
+    soft_capped,
+    with_sinks,
+    without_unit_axes,
+)
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.seams import get
 from prb_jax.trees.streams import BlockTable, StreamBatch, query_order
@@ -224,10 +232,11 @@ def attend_blocks(
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
-    head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
-    keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
-    out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts, facts), keys, values)
-    out = _from_blocks(out, q.shape)
+    head, parts = partial(_attend_head, window=window, softcap=softcap, dtype=q.dtype), _parts(q, k)
+    queries, k_bits, v_bits = _blocks(in_bits(q), k.shape[2] * parts, facts), in_bits(k), in_bits(v)
+    turned = (k_bits.transpose(0, 2, 1, 3), v_bits.transpose(0, 2, 3, 1))
+    out, log = _each_head(head, facts, queries, *(jnp.repeat(x, parts, axis=1) for x in turned))
+    out = from_bits(_from_blocks(out, q.shape), q.dtype)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
     return (out, _from_blocks(log[..., None, :], (*q.shape[:-1], 1))[..., 0]), (q, k, v, facts, out, log)
 
@@ -244,11 +253,11 @@ def _attend_backward(
     products = without_unit_axes(cotangent.astype(jnp.float32) * out.astype(jnp.float32))
     inner = products.sum(axis=-1).reshape(of_log.shape) - of_log
     to_q, to_k, to_v = _each_head(
-        partial(_attend_head_backward, window=window, softcap=softcap),
+        partial(_attend_head_backward, window=window, softcap=softcap, dtype=q.dtype),
         facts,
-        _blocks(q, runs, facts),
-        _blocks(cotangent, runs, facts),
-        *(jnp.repeat(x.transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
+        _blocks(in_bits(q), runs, facts),
+        _blocks(in_bits(cotangent), runs, facts),
+        *(jnp.repeat(in_bits(x).transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
         log,
         _blocks(inner[..., None], runs, facts)[..., 0, :],
     )
@@ -258,7 +267,8 @@ def _attend_backward(
         summed = x.reshape(x.shape[0], -1, parts, *x.shape[2:]).sum(axis=2)
         return summed.transpose(0, 2, 1, 3).astype(like.dtype)
 
-    return _from_blocks(to_q, q.shape), of_keys(to_k, k), of_keys(to_v, v), None
+    to_q = from_bits(_from_blocks(to_q, q.shape), q.dtype)
+    return to_q, of_keys(to_k, k), of_keys(to_v, v), None
 
 
 attend_blocks.defvjp(_attend_forward, _attend_backward)
@@ -297,36 +307,39 @@ def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array)
 
 
 def _attend_head(
-    facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
-) -> tuple[jax.Array, jax.Array]:
+    facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array,
+    *, window: int | None, softcap: float | None, dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return output and softmax denominators of the query heads that share a kv head.
 
     Args:
         facts: Facts of the stream.
-        q: Scaled queries [blocks, H, rows].
+        q: Scaled queries [blocks, H, rows], like k and v in bits: see :func:`prb_jax.models.layers.in_bits`.
         k: Keys [N, H].
         v: Values [H, N].
         window, softcap: Same as in :func:`prb_jax.models.attention.streams.stream_attention`.
+        dtype: Dtype of the factors.
 
     Returns:
-        Output [blocks, H, rows] in q's dtype, and the logarithms of the softmax denominators, float32 [blocks, rows].
+        Output [blocks, H, rows] in bits, and the logarithms of the softmax denominators, float32 [blocks, rows].
         Blocks of padding contain zeros.
     """
     blocks, head_dim, rows = q.shape
+    of_block = partial(_of_block, dtype=dtype)
 
     def block(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         out, log = carry
-        query = q[number]
+        query = from_bits(q[number], dtype)
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, result = carry
-            scores = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            scores = soft_capped(product(of_block(k, start), query), softcap)
             if masked:
                 scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
             weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            values = lax.dynamic_slice_in_dim(v, start, BLOCK, 1)
-            result = result * fading + product(values, weights.astype(v.dtype))
+            narrow = from_bits(rounded_in_bits(weights, dtype), dtype)
+            result = result * fading + product(of_block(v, start, axis=1), narrow)
             return higher, total * fading + weights.sum(axis=0), result
 
         # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
@@ -334,7 +347,8 @@ def _attend_head(
         nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
         top, total, result = facts.walk(number, step, (first, *nothing))
         total = jnp.maximum(total, LEAST_TOTAL)
-        out = lax.dynamic_update_index_in_dim(out, (result / total).astype(q.dtype), number, 0)
+        result = in_bits((result / total).astype(dtype))
+        out = lax.dynamic_update_index_in_dim(out, result, number, 0)
         return out, lax.dynamic_update_index_in_dim(log, top + jnp.log(total), number, 0)
 
     empty = jnp.zeros_like(q), jnp.zeros((blocks, rows), jnp.float32)
@@ -343,47 +357,53 @@ def _attend_head(
 
 def _attend_head_backward(
     facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
-    *, window: int | None, softcap: float | None,
+    *, window: int | None, softcap: float | None, dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Return the gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].
+    """Return the gradients by q [blocks, H, rows], in bits, and by k and v, float32 [N, H].
 
     Args:
-        facts, q, window, softcap: Same as in :func:`_attend_head`.
-        pulled: Gradient by the output of :func:`_attend_head` [blocks, H, rows].
-        k, v: Keys and values [N, H].
+        facts, q, window, softcap, dtype: Same as in :func:`_attend_head`.
+        pulled: Gradient by the output of :func:`_attend_head` [blocks, H, rows], like q in bits.
+        k, v: Keys and values [N, H], in bits.
         log: Logarithms from :func:`_attend_head`.
         inner: Inner product of output and ``pulled``, float32 [blocks, rows].
     """
     _, head_dim, rows = q.shape
     # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
     turned_k = lax.optimization_barrier(k.T)
+    of_block = partial(_of_block, dtype=dtype)
 
     def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         to_q, to_k, to_v = carry
-        query, towards = q[number], pulled[number]
+        query, towards = from_bits(q[number], dtype), from_bits(pulled[number], dtype)
         turned_query, turned_towards = query.T, towards.T
         logs, inners = log[number], inner[number]
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_query, to_k, to_v = carry
-            capped = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            capped = soft_capped(product(of_block(k, start), query), softcap)
             weights = jnp.exp(capped - logs)
             if masked:
                 weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
-            gradient = weights * (product(lax.dynamic_slice_in_dim(v, start, BLOCK, 0), towards) - inners)
+            gradient = weights * (product(of_block(v, start), towards) - inners)
             if softcap is not None:
                 gradient = gradient * (1.0 - jnp.square(capped / softcap))
-            weights, gradient = weights.astype(q.dtype), gradient.astype(q.dtype)
-            to_query = to_query + product(lax.dynamic_slice_in_dim(turned_k, start, BLOCK, 1), gradient)
+            weights, gradient = (from_bits(rounded_in_bits(x, dtype), dtype) for x in (weights, gradient))
+            to_query = to_query + product(of_block(turned_k, start, axis=1), gradient)
             to_k = _add_rows(to_k, product(gradient, turned_query), start)
             return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), start)
 
         first = jnp.zeros((head_dim, rows), jnp.float32)
         to_query, to_k, to_v = facts.walk(number, step, (first, to_k, to_v))
-        return lax.dynamic_update_index_in_dim(to_q, to_query.astype(q.dtype), number, 0), to_k, to_v
+        return lax.dynamic_update_index_in_dim(to_q, in_bits(to_query.astype(dtype)), number, 0), to_k, to_v
 
     nothing = jnp.zeros(k.shape, jnp.float32)
     return lax.fori_loop(0, facts.real, block, (jnp.zeros_like(q), nothing, nothing))
+
+
+def _of_block(x: jax.Array, start: jax.Array, *, axis: int = 0, dtype: jnp.dtype) -> jax.Array:
+    """Return a block of tokens of x, which is in bits."""
+    return from_bits(lax.dynamic_slice_in_dim(x, start, BLOCK, axis), dtype)
 
 
 def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
