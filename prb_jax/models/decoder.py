@@ -275,7 +275,8 @@ def decode_stream(
     # memory of accelerators.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        x, of_layers = stacks.scan(body, x, count=config.num_hidden_layers, indexed=False)
+        indexed = not differentiated and walks(batch, mesh)
+        x, of_layers = stacks.scan(body, x, count=config.num_hidden_layers, indexed=indexed)
         x, counted = x if places is None else take_places(x, places), of_layers.get(EXPERTS)
         if results is not None:
             results.update(of_layers)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from prb_jax.models.layers import matmul_precision, product
+from prb_jax.models.layers import from_bits, in_bits, matmul_precision, product, row_of
 
 MOST_ROWS, LEAST_ROWS = 128, 8
 """Maximum and minimum number of rows of a tile in the loop."""
@@ -149,10 +149,12 @@ def _products(
         out = lax.ragged_dot(rows, weight, sizes, precision=precision, preferred_element_type=kind)
         return out.astype(jnp.float32)
 
+    bits = in_bits(rows)
+
     def step(number: jax.Array, out: jax.Array) -> jax.Array:
         start = number * tile
-        matrix = lax.dynamic_index_in_dim(weight, owners[start], keepdims=False)
-        some = lax.dynamic_slice_in_dim(rows, start, tile)
+        matrix = row_of(weight, owners[start])
+        some = from_bits(lax.dynamic_slice_in_dim(bits, start, tile), rows.dtype)
         new = lax.dot_general(some, matrix, (((1,), (0,)), ((), ())), preferred_element_type=kind)
         return lax.dynamic_update_slice_in_dim(out, new.astype(jnp.float32), start, 0)
 
@@ -172,9 +174,11 @@ def _outer_products(
             preferred_element_type=jnp.float32,
         )  # fmt: skip
 
+    bits = in_bits(rows), in_bits(towards)
+
     def step(number: jax.Array, total: jax.Array) -> jax.Array:
         start = number * tile
-        some, others = (lax.dynamic_slice_in_dim(x, start, tile) for x in (rows, towards))
+        some, others = (from_bits(lax.dynamic_slice_in_dim(x, start, tile), rows.dtype) for x in bits)
         owner = owners[start]
         more = lax.dynamic_index_in_dim(total, owner, keepdims=False) + product(some, others, (0, 0))
         return lax.dynamic_update_index_in_dim(total, more, owner, 0)

@@ -12,9 +12,10 @@ import pytest
 
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config
-from prb_jax.models.decoder import decode_stream
+from prb_jax.models.decoder import decode_stream, decode_stream_keeping
 from prb_jax.models.model import abstract_model, bind, init_params
 from prb_jax.models.parameter import parameters
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.training.microbatches import named_tree
 from prb_jax.trees.streams import StreamOptions
@@ -40,6 +41,26 @@ def family_config(family: str, folder, **changes: int) -> DecoderConfig:
     arguments = {**sizes, **tiny.arguments, "architectures": [tiny.model_class], **changes}
     getattr(transformers, tiny.config_class)(**arguments).save_pretrained(folder)
     return load_config(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("program", [score_stream, decode_stream_keeping])
+def test_in_bfloat16_no_program_converts_all_layers(program, family, tmp_path) -> None:
+    """XLA for CPUs moves bfloat16 as float32: a slice of a stack would convert the whole stack first."""
+    config = family_config(family, tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=8)
+    batch = packed_batch(TREES, window=config.sliding_window, taps=config.taps)
+
+    def run(params, dtype):
+        if program is score_stream:
+            return score_stream(params, batch, config=config, dtype=dtype)
+        return decode_stream_keeping(bind(config, params), batch, dtype=dtype)
+
+    taken = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        params = abstract_params(config, dtype=dtype)
+        compiled = jit(run, static_argnames="dtype").lower(params, dtype=dtype).compile()
+        taken[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    assert taken[jnp.bfloat16] < taken[jnp.float32]
 
 
 SMALL = small_config(num_labels=2)

@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from jax.typing import DTypeLike
 
-from prb_jax.models.layers import gated, matmul_precision, project, rms_norm, rotate, sum_over_tokens
+from prb_jax.models.layers import (
+    from_bits,
+    gated,
+    in_bits,
+    matmul_precision,
+    project,
+    rms_norm,
+    rotate,
+    rounded_in_bits,
+    row_of,
+    sum_over_tokens,
+)
 from tests.plain_process import plain_environment
 
 
@@ -49,6 +60,36 @@ def test_the_two_orders_of_casting_differ_in_bfloat16() -> None:
     # The last bit of a mean in another order moves one value in thousands across a rounding edge.
     assert share_apart(norm(scale_after_cast=True), rounded_first) < 0.002
     assert share_apart(norm(scale_after_cast=False), rounded_last) < 0.002
+
+
+def test_bits_are_rounded_like_a_conversion() -> None:
+    """Any bits of float32, which include infinities and subnormal numbers; a NaN of arithmetic stays one."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, np.finfo(np.float32).max, 1e-40, -1e-45]
+    x = np.concatenate([bits.view(np.float32), np.asarray(edges, np.float32)])
+    ours = np.asarray(from_bits(jax.jit(rounded_in_bits, static_argnums=1)(x, jnp.bfloat16), jnp.bfloat16))
+    numbers = ~np.isnan(x)
+    assert numbers.mean() > 0.9
+    theirs = x[numbers].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(ours.view(np.uint16)[numbers], theirs.view(np.uint16))
+    assert np.isnan(ours[-len(edges) :][np.isnan(edges)].astype(np.float32)).all()
+    assert rounded_in_bits(jnp.asarray(x), jnp.float32).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_row_of_a_stack_and_its_gradient(dtype: DTypeLike) -> None:
+    stack = jnp.asarray(random(4, 3, 5), dtype)
+    factor = jnp.asarray(random(3, 5, seed=1), dtype)
+
+    def loss(stack: jax.Array, number: jax.Array) -> jax.Array:
+        return (row_of(stack, number) * factor).sum().astype(jnp.float32)
+
+    for number in range(4):
+        np.testing.assert_array_equal(jax.jit(row_of)(stack, number), stack[number])
+        gradient = jax.jit(jax.grad(loss))(stack, number)
+        np.testing.assert_array_equal(gradient, jnp.zeros_like(stack).at[number].set(factor))
+    assert from_bits(in_bits(stack), dtype).dtype == dtype
+    np.testing.assert_array_equal(from_bits(in_bits(stack), dtype), stack)
 
 
 def test_statistics_of_a_norm_are_float32() -> None:

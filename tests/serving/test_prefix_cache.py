@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import httpx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -96,6 +97,24 @@ def left(ids: np.ndarray) -> int:
     return len(ids) - max(whole, *(common_run([ids[:-1], other]) for other in others), 0)
 
 
+def test_in_bfloat16_keys_and_values_are_read_where_they_are(tmp_path: Path) -> None:
+    """XLA for CPUs would convert a store of bfloat16, and all layers, to float32 for each batch."""
+    model = prb.load(write_model(tmp_path, "qwen3", num_hidden_layers=2), dtype="bfloat16")
+    plain = values(opened(model, held=0), range(len(ITEMS)))
+    scorer = opened(model, held=10**7)
+    for _ in range(2):
+        found = [values(scorer, range(start, start + 5)) for start in range(0, len(ITEMS), 5)]
+        # sums of attention are in another order, and bfloat16 has 8 bits
+        np.testing.assert_allclose(np.concatenate(found), plain, atol=2**-7 * np.abs(plain).max(), rtol=0)
+    shape, store = cast(Any, scorer.shapes).fixed[0], scorer.store
+    assert store is not None
+    assert store.keys.nbytes > 4e6
+    laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], store)
+    fresh = make_fresh(model.decoder, model.mesh, jnp.dtype(jnp.bfloat16), shape.tokens)
+    compiled = cast(Any, scorer.program).lower(model.params, laid.batch, fresh).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 1e6
+
+
 @pytest.mark.slow
 def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None:
     """Each chunk of tokens writes into them in place: copies would take several times as long as the layers."""
@@ -145,20 +164,26 @@ def test_a_row_is_used_again_once_nothing_refers_to_its_block() -> None:
     assert [block.row for block in kept.blocks] == [1, 2]
 
 
-def test_a_prefix_is_cached_up_to_the_first_block_that_is_not_finite_or_has_no_memory() -> None:
-    size = sum(2 * BLOCK * 4 for _ in SHAPES)
-    store = BlockStore(SHAPES, most=4 * size, spare=0)
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), jnp.dtype(jnp.bfloat16)])
+def test_a_prefix_is_cached_up_to_the_first_block_that_is_not_finite_or_has_no_memory(
+    dtype: np.dtype,
+) -> None:
+    """Of float32, and of bfloat16 in bits."""
+    kind = np.dtype(np.uint16) if dtype == jnp.bfloat16 else dtype
+    shapes = tuple(jax.ShapeDtypeStruct(shape.shape, kind) for shape in SHAPES)
+    size = sum(2 * BLOCK * kind.itemsize for _ in SHAPES)
+    store = BlockStore((shapes[0], shapes[1]), most=4 * size, spare=0, dtype=dtype)
     ids = np.arange(4 * BLOCK + PAGE, dtype=np.int32)
     tree = build_tree([[*ids.tolist(), 1], [*ids.tolist(), 2]])
     shape = StreamShape(6 * BLOCK, 16, 0)
     laid = lay_behind([tree], PackedStream(shape, (0,), (0,), tree.tokens), [KeptPrefix()], store)
-    keys = np.random.default_rng(0).normal(size=(1, 1, shape.tokens, 2)).astype(np.float32)
+    keys = np.random.default_rng(0).normal(size=(1, 1, shape.tokens, 2)).astype(dtype).view(kind)
     values = np.ascontiguousarray(keys.swapaxes(2, 3))
 
     def cached(changed: float | None = None) -> int:
         given = values.copy()
         if changed is not None:
-            given[0, 0, 1, 2 * BLOCK + 5] = changed
+            given.view(dtype)[0, 0, 1, 2 * BLOCK + 5] = changed
         ((prefix, blocks),) = laid.blocks(keys, given)
         assert prefix is tree.prefix
         for number, block in enumerate(blocks[::PAGES]):
