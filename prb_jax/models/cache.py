@@ -32,7 +32,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping, stacks_of
 from prb_jax.models.decoder_layer import LayerContext, angles_of_layers, gatherer
-from prb_jax.models.layers import float32_einsum, product, soft_capped, with_sinks
+from prb_jax.models.layers import float32_einsum, from_bits, in_bits, product, soft_capped, with_sinks
 from prb_jax.models.model import bind
 from prb_jax.platform.sharding import Constrain, constrainer
 from prb_jax.seams import get
@@ -308,12 +308,19 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
     """Return the suffix with candidate token ``which`` int32 [B, S] of each sample appended."""
 
     def put(cache: jax.Array, token: jax.Array, place: jax.Array) -> jax.Array:
-        return cache.at[:, place].set(token.astype(cache.dtype), mode="drop")
+        return cache.at[:, place].set(token, mode="drop")
+
+    # Mapped over B and S instead of indexed: each device then writes its rows, without a gather.
+    put_all = jax.vmap(jax.vmap(put))
+
+    def put_bits(cache: jax.Array, tokens: jax.Array, places: jax.Array) -> jax.Array:
+        return from_bits(put_all(in_bits(cache), in_bits(tokens), places), cache.dtype)
 
     def written(cache: jax.Array, new: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(new, which.reshape(*which.shape, *[1] * (new.ndim - 2)), axis=2)[:, :, 0]
-        # Mapped over B and S instead of indexed: each device then writes its rows, without a gather.
-        return jax.vmap(jax.vmap(put))(cache, chosen, suffix.lengths)
+        return lax.platform_dependent(
+            cache, chosen.astype(cache.dtype), suffix.lengths, cpu=put_bits, default=put_all
+        )
 
     return SuffixCache(
         tuple(map(written, suffix.keys, tried.keys)),
