@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
-from prb_jax.models.encoder_layers import activate, layer_norm
+from prb_jax.models.encoder_layers import activate, layer_norm, run_stack
 from prb_jax.models.layers import float32_einsum, project
 from prb_jax.models.model import abstract, add_head
 from prb_jax.models.modern_encoder import ModernLayer, declare_input_norms, normed, run_layers
@@ -260,11 +260,10 @@ def encode_tokens(
         distances = distances[distance_rows(tokens.shape[1], config.relative)]
     graph, layers = nnx.split(encoder.layers)
 
-    def body(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
-        layer = nnx.merge(graph, state)
-        return layer(x, seen=seen, distances=distances, constrain=constrain), None
+    def body(x: jax.Array, state: nnx.State) -> jax.Array:
+        return nnx.merge(graph, state)(x, seen=seen, distances=distances, constrain=constrain)
 
-    return lax.scan(body, x, layers)[0]
+    return run_stack(body, x, layers)
 
 
 def _rows(table: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax import lax
 
-from prb_jax.models.layers import inverse_root_mean_square
+from prb_jax.models.layers import inverse_root_mean_square, row_of
 
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 
@@ -32,6 +34,26 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, eps: 
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     out = centred * inverse_root_mean_square(centred, eps=eps) * weight.astype(jnp.float32)
     return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def run_stack(
+    body: Callable[..., jax.Array], x: jax.Array, layers: nnx.State, *inputs: jax.Array
+) -> jax.Array:
+    """Return x after ``body(x, state of a layer, *its inputs)`` of each layer, all stacked on axis 0."""
+    leaves, structure = jax.tree.flatten(layers)
+    # Slices of a scan would convert all layers on CPUs: see prb_jax.models.layers.in_bits.
+    narrow = [leaf.dtype == jnp.bfloat16 for leaf in leaves]
+    sliced = [None if held else leaf for leaf, held in zip(leaves, narrow, strict=True)]
+
+    def one(x: jax.Array, given: Any) -> tuple[jax.Array, None]:
+        number, some, own = given
+        rows = [
+            row_of(leaf, number) if held else row
+            for leaf, held, row in zip(leaves, narrow, some, strict=True)
+        ]
+        return body(x, jax.tree.unflatten(structure, rows), *own), None
+
+    return lax.scan(one, x, (jnp.arange(len(leaves[0])), sliced, inputs))[0]
 
 
 def activate(x: jax.Array, kind: EncoderActivation) -> jax.Array:

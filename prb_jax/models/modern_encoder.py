@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import LATER, EncoderConfig
-from prb_jax.models.encoder_layers import activate, layer_norm
+from prb_jax.models.encoder_layers import activate, layer_norm, run_stack
 from prb_jax.models.layers import float32_einsum, project, rotary_angles, rotate
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter, places_in_tensor
 from prb_jax.platform.sharding import Constrain
@@ -147,12 +146,10 @@ def run_layers(layers: ModernLayer, x: jax.Array, *, seen: jax.Array, constrain:
         norms: Any = state[name]
         state[name] = norms.replace(jnp.pad(norms[...], ((1, 0), (0, 0))))
 
-    def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        state, slides, is_first = inputs
+    def body(x: jax.Array, state: nnx.State, slides: jax.Array, is_first: jax.Array) -> jax.Array:
         angles = jnp.where(slides, sliding[0], full[0]), jnp.where(slides, sliding[1], full[1])
         visible = jnp.where(slides, near, every)
         layer = nnx.merge(graph, state)
-        return layer(x, is_first=is_first, seen=visible, angles=angles, constrain=constrain), None
+        return layer(x, is_first=is_first, seen=visible, angles=angles, constrain=constrain)
 
-    count = config.num_hidden_layers
-    return lax.scan(body, x, (state, jnp.asarray(modern.slides), jnp.arange(count) == 0))[0]
+    return run_stack(body, x, state, jnp.asarray(modern.slides), jnp.arange(config.num_hidden_layers) == 0)

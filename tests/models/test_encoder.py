@@ -32,6 +32,23 @@ def encode(params, tokens, *, config, **inputs):
     return encode_tokens(bind_encoder(config, params), tokens, dtype=jnp.float32, **inputs)
 
 
+@pytest.mark.parametrize("class_name", ["BertModel", "DebertaV2Model", "ModernBertModel"])
+def test_in_bfloat16_the_program_does_not_convert_all_layers(class_name: str) -> None:
+    """As in a decoder: tests/models/test_decoder.py."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4}
+    config = parse_encoder_config(random_model(class_name, **sizes).config.to_dict(), where="test")
+    taken = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+
+        def run(params, dtype=dtype):
+            tokens, lengths = jnp.ones((1, 16), jnp.int32), jnp.full((1,), 16)
+            return encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype)
+
+        compiled = jit(run).lower(abstract_params(config, dtype=dtype)).compile()
+        taken[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    assert taken[jnp.bfloat16] < taken[jnp.float32]
+
+
 OWN = {"share_att_key": False}
 CASES = {
     "bert": ("BertModel", {}),
