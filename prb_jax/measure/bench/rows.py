@@ -136,8 +136,10 @@ def plan_rows(
         plan.score("score-k2-moe", plan.mixture("score"), 2, pairs[2], mixture=True)
         plan.parity("auto", training=True, mixture=True)
         plan.train("train-lora-moe", plan.mixture("lora"), "lora", steps, mixture=True)
-    if not on_cpu:
-        plan.parity("auto", dtype="float32")
+    # the dtype that the rows above do not have
+    plan.parity("auto", dtype="bfloat16" if on_cpu else "float32")
+    if on_cpu:
+        plan.score("score-k16-bfloat16", scored, 16, pairs[16], dtype="bfloat16", rival="transformers-cached")
     return plan.rows
 
 
@@ -192,15 +194,17 @@ class _Plan:
         attention: str = "auto",
         users: bool = False,
         mixture: bool = False,
+        dtype: str | None = None,
         **more: Any,
     ) -> None:
         """Add a row that scores comparisons."""
+        kind = dtype or self.dtype
         questions = {"questions-per-user": _QUESTIONS} if users else {}
-        flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **self.lengths}
+        flags = {"dtype": kind, "responses": responses, "pairs": pairs, **questions, **self.lengths}
         flags |= ({} if attention == "auto" else {"attention": attention}) | {"rounds": self.rounds}
         people = pairs // _QUESTIONS if users else pairs
         work = people * self.prefix + pairs * responses * self.response
-        needs = f"parity{'-moe' if mixture else ''}-{self.dtype}-{attention}"
+        needs = f"parity{'-moe' if mixture else ''}-{kind}-{attention}"
         self._add(name, "score", model, flags, work=work, needs=needs, **more)
 
     def train(

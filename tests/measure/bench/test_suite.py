@@ -56,11 +56,13 @@ def test_the_rows_fill_the_device(where: Machine, models: list[str], without_ker
     assert set(always.split()) <= rows.keys()
     by_xla = {name for name in rows if name.endswith("-xla") and "parity" not in name}
     assert by_xla == ({"score-k2-xla", "score-k16-xla", "train-full-xla"} if without_kernels else set())
+    usual, other = ("float32", "bfloat16") if where is CPU else ("bfloat16", "float32")
+    assert ("score-k16-bfloat16" in rows) == (where is CPU)
     before: set[str] = set()
     for row in plan:
         assert row.verb == "parity" or row.needs in before  # no speed without parity, which comes first
         before.add(row.id)
-        assert row.flags["dtype"] == ("float32" if where is CPU or "float32" in row.id else "bfloat16")
+        assert row.flags["dtype"] == (other if other in row.id else usual)
         options = parser("bench").parse_args(["bench", *row.words(row.model)])  # a command that there is
         assert options.attention == row.flags.get("attention", "auto") if "attention" in options else True
 
