@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
@@ -30,7 +29,7 @@ from prb_jax.models.layers import (
     from_bits,
     in_bits,
     product,
-    rounded_in_bits,
+    rounded,
     row_of,
     soft_capped,
     with_sinks,
@@ -79,16 +78,15 @@ def block_shapes(
     """Return the shapes of the keys and values of a cached block, or of so many tokens; bfloat16 is kept in bits."""
     layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     keys, values = (layers, heads, tokens, size), (layers, heads, size, tokens)
-    kind = np.uint16 if dtype == jnp.bfloat16 else dtype
-    return jax.ShapeDtypeStruct(keys, kind), jax.ShapeDtypeStruct(values, kind)
+    kept = functools.partial(jax.eval_shape, in_bits)
+    return kept(jax.ShapeDtypeStruct(keys, dtype)), kept(jax.ShapeDtypeStruct(values, dtype))
 
 
 def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int) -> Fresh:
     """Return arrays into which a program writes the keys and values of at most so many computed tokens."""
     place = replicated(mesh)  # like the results of a program, so that both kinds of arrays need one program
     keys, values = block_shapes(config, dtype, tokens)
-    like = jnp.zeros_like
-    return like(keys, device=place), like(values, device=place)
+    return jnp.zeros_like(keys, device=place), jnp.zeros_like(values, device=place)
 
 
 @functools.lru_cache(maxsize=16)
@@ -328,7 +326,7 @@ def _attend(
                     scores = jnp.where(seen, scores, MASKED)
                 higher = jnp.maximum(top, scores.max(axis=0))
                 weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-                result = result * fading + product(v, from_bits(rounded_in_bits(weights, q.dtype), q.dtype))
+                result = result * fading + product(v, rounded(weights, q.dtype))
                 return higher, total * fading + weights.sum(axis=0), result
 
             rows = query.shape[1]

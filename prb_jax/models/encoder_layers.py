@@ -42,15 +42,11 @@ def run_stack(
     """Return x after ``body(x, state of a layer, *its inputs)`` of each layer, all stacked on axis 0."""
     leaves, structure = jax.tree.flatten(layers)
     # Slices of a scan would convert all layers on CPUs: see prb_jax.models.layers.in_bits.
-    narrow = [leaf.dtype == jnp.bfloat16 for leaf in leaves]
-    sliced = [None if held else leaf for leaf, held in zip(leaves, narrow, strict=True)]
+    sliced = [None if leaf.dtype == jnp.bfloat16 else leaf for leaf in leaves]
 
     def one(x: jax.Array, given: Any) -> tuple[jax.Array, None]:
         number, some, own = given
-        rows = [
-            row_of(leaf, number) if held else row
-            for leaf, held, row in zip(leaves, narrow, some, strict=True)
-        ]
+        rows = [row_of(leaf, number) if row is None else row for leaf, row in zip(leaves, some, strict=True)]
         return body(x, jax.tree.unflatten(structure, rows), *own), None
 
     return lax.scan(one, x, (jnp.arange(len(leaves[0])), sliced, inputs))[0]

@@ -22,7 +22,7 @@ from prb_jax.models.layers import (
     project,
     rms_norm,
     rotate,
-    rounded_in_bits,
+    rounded,
     row_of,
     sum_over_tokens,
 )
@@ -62,18 +62,19 @@ def test_the_two_orders_of_casting_differ_in_bfloat16() -> None:
     assert share_apart(norm(scale_after_cast=False), rounded_last) < 0.002
 
 
-def test_bits_are_rounded_like_a_conversion() -> None:
+def test_numbers_are_rounded_like_a_conversion() -> None:
     """Any bits of float32, which include infinities and subnormal numbers; a NaN of arithmetic stays one."""
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
     edges = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, np.finfo(np.float32).max, 1e-40, -1e-45]
     x = np.concatenate([bits.view(np.float32), np.asarray(edges, np.float32)])
-    ours = np.asarray(from_bits(jax.jit(rounded_in_bits, static_argnums=1)(x, jnp.bfloat16), jnp.bfloat16))
+    ours = np.asarray(jax.jit(rounded, static_argnums=1)(x, jnp.bfloat16))
+    assert ours.dtype == jnp.bfloat16
     numbers = ~np.isnan(x)
     assert numbers.mean() > 0.9
     theirs = x[numbers].astype(jnp.bfloat16)
     np.testing.assert_array_equal(ours.view(np.uint16)[numbers], theirs.view(np.uint16))
     assert np.isnan(ours[-len(edges) :][np.isnan(edges)].astype(np.float32)).all()
-    assert rounded_in_bits(jnp.asarray(x), jnp.float32).dtype == jnp.float32
+    assert rounded(jnp.asarray(x), jnp.float32).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])

@@ -30,7 +30,7 @@ from prb_jax.models.layers import (
     from_bits,
     in_bits,
     product,
-    rounded_in_bits,
+    rounded,
     soft_capped,
     with_sinks,
     without_unit_axes,
@@ -338,8 +338,7 @@ def _attend_head(
                 scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
             weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            narrow = from_bits(rounded_in_bits(weights, dtype), dtype)
-            result = result * fading + product(of_block(v, start, axis=1), narrow)
+            result = result * fading + product(of_block(v, start, axis=1), rounded(weights, dtype))
             return higher, total * fading + weights.sum(axis=0), result
 
         # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
@@ -388,7 +387,7 @@ def _attend_head_backward(
             gradient = weights * (product(of_block(v, start), towards) - inners)
             if softcap is not None:
                 gradient = gradient * (1.0 - jnp.square(capped / softcap))
-            weights, gradient = (from_bits(rounded_in_bits(x, dtype), dtype) for x in (weights, gradient))
+            weights, gradient = rounded(weights, dtype), rounded(gradient, dtype)
             to_query = to_query + product(of_block(turned_k, start, axis=1), gradient)
             to_k = _add_rows(to_k, product(gradient, turned_query), start)
             return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), start)
