@@ -150,12 +150,13 @@ def _products(
         return out.astype(jnp.float32)
 
     bits = in_bits(rows)
+    multiply = product if kind == jnp.float32 else functools.partial(jnp.matmul, preferred_element_type=kind)
 
     def step(number: jax.Array, out: jax.Array) -> jax.Array:
         start = number * tile
         matrix = row_of(weight, owners[start])
         some = from_bits(lax.dynamic_slice_in_dim(bits, start, tile), rows.dtype)
-        new = lax.dot_general(some, matrix, (((1,), (0,)), ((), ())), preferred_element_type=kind)
+        new = multiply(some, matrix)
         return lax.dynamic_update_slice_in_dim(out, new.astype(jnp.float32), start, 0)
 
     return lax.fori_loop(0, sizes.sum() // tile, step, jnp.zeros((len(rows), weight.shape[-1]), jnp.float32))

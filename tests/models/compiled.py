@@ -2,10 +2,15 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
+
+from prb_jax.models import layers
+from prb_jax.models.checkpoints.load import abstract_params
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """Machine code is not what is tested, and takes most of the time."""
@@ -33,3 +38,20 @@ def text_for_cuda(program: Any, *arguments: Any) -> str:
     with with_cudnn():
         export = jax.export.export(jax.jit(program), platforms=("cuda",), disabled_checks=checks)
         return export(*arguments).mlir_module()
+
+
+def no_stack_is_converted(config: Any, run: Callable[..., Any]) -> None:
+    """Check that a program takes less memory in bfloat16 than in float32; on processors without instructions for
+    bfloat16, but for one matrix that is converted.
+
+    Args:
+        config: Configuration of a decoder or an encoder.
+        run: Function of its parameters and ``dtype``.
+    """
+    taken = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        params = abstract_params(config, dtype=dtype)
+        compiled = jit(run, static_argnames="dtype").lower(params, dtype=dtype).compile()
+        taken[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    matrix = max(leaf.size // len(leaf) for leaf in jax.tree.leaves(params["layers"])) * 4
+    assert taken[jnp.bfloat16] < taken[jnp.float32] + (0 if layers.multiplies_bfloat16() else matrix)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models import layers
 from prb_jax.models.checkpoints.encoder_folder import load_encoder_params, open_encoder
 from prb_jax.models.checkpoints.hf_map import flatten
 from prb_jax.models.checkpoints.load import abstract_params
@@ -21,7 +22,7 @@ from prb_jax.models.config.encoder import RelativePositions, parse_encoder_confi
 from prb_jax.models.encoder import bind_encoder, distance_rows, encode_tokens
 from prb_jax.models.model import parameter_shardings
 from prb_jax.platform.meshes import make_mesh
-from tests.models.compiled import jit
+from tests.models.compiled import jit, no_stack_is_converted
 from tests.tiny_encoders import BERT, DEBERTA, MODERN, configure, random_model, write_encoder
 
 TOLERANCE = 1e-5
@@ -32,21 +33,21 @@ def encode(params, tokens, *, config, **inputs):
     return encode_tokens(bind_encoder(config, params), tokens, dtype=jnp.float32, **inputs)
 
 
+@pytest.mark.parametrize("instructions", [True, False])
 @pytest.mark.parametrize("class_name", ["BertModel", "DebertaV2Model", "ModernBertModel"])
-def test_in_bfloat16_the_program_does_not_convert_all_layers(class_name: str) -> None:
+def test_in_bfloat16_the_program_does_not_convert_all_layers(
+    class_name: str, instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a decoder: tests/models/test_decoder.py."""
+    monkeypatch.setattr(layers, "multiplies_bfloat16", lambda: instructions)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4}
     config = parse_encoder_config(random_model(class_name, **sizes).config.to_dict(), where="test")
-    taken = {}
-    for dtype in (jnp.float32, jnp.bfloat16):
 
-        def run(params, dtype=dtype):
-            tokens, lengths = jnp.ones((1, 16), jnp.int32), jnp.full((1,), 16)
-            return encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype)
+    def run(params, dtype):
+        tokens, lengths = jnp.ones((1, 64), jnp.int32), jnp.full((1,), 64)
+        return encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype)
 
-        compiled = jit(run).lower(abstract_params(config, dtype=dtype)).compile()
-        taken[dtype] = compiled.memory_analysis().temp_size_in_bytes
-    assert taken[jnp.bfloat16] < taken[jnp.float32]
+    no_stack_is_converted(config, run)
 
 
 OWN = {"share_att_key": False}

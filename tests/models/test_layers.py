@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,14 @@ import numpy as np
 import pytest
 from jax.typing import DTypeLike
 
+from prb_jax.models import layers
 from prb_jax.models.layers import (
+    float32_einsum,
     from_bits,
     gated,
     in_bits,
     matmul_precision,
+    product,
     project,
     rms_norm,
     rotate,
@@ -120,6 +124,54 @@ def test_products_of_bfloat16_accumulate_in_float32() -> None:
     out = project(x, jnp.ones((4096, 1), jnp.bfloat16), jnp.full((1,), 0.5, jnp.bfloat16))
     assert out.dtype == jnp.bfloat16
     assert float(out[0, 0]) == float(jnp.asarray(1 + 4095 * 2.0**-9 + 0.5, jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("instructions", "platform", "rows", "multiplied"),
+    [
+        (False, "cpu", 64, "f32"),
+        (False, "cpu", 63, "bf16"),
+        (True, "cpu", 64, "bf16"),
+        (False, "tpu", 64, "bf16"),
+    ],
+)
+def test_bfloat16_is_multiplied_as_float32_where_the_processor_lacks_instructions(
+    instructions: bool, platform: str, rows: int, multiplied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPUs, from so many rows on that the conversion costs less than it saves; einsum at any size."""
+    monkeypatch.setattr(layers, "multiplies_bfloat16", lambda: instructions)
+    x, weight = narrow(random(2, rows, 96), random(2, 96, 80, seed=1))
+    forms = {
+        "product": lambda *factors: product(*factors, (2, 1), batch=1),
+        "einsum": lambda *factors: float32_einsum("bti,bio->bto", *factors),
+    }
+    for name, form in forms.items():
+        program = jax.jit(form).trace(x, weight).lower(lowering_platforms=(platform,))
+        kinds = re.findall(r"dot_general.*tensor<[\dx]+x(\w+)>, tensor<[\dx]+x(\w+)>", program.as_text())
+        wide = name == "einsum" and platform == "cpu" and not instructions
+        assert kinds == [("f32",) * 2 if wide else (multiplied,) * 2], name
+        if platform == "cpu":
+            expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+            np.testing.assert_allclose(jax.jit(form)(x, weight), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "has"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", True),
+        ("processor\t: 0\nmodel name\t: bf16\nflags\t\t: fpu avx512f avx512_vnni\n", False),
+        (None, False),
+    ],
+)
+def test_what_linux_says_of_the_processor(
+    content: str | None, has: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(layers, "_PROCESSOR", file)
+    assert layers.multiplies_bfloat16.__wrapped__() is has
 
 
 def test_float32_means_float32() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models import layers
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.lora import adapted_project, init_lora, merge_lora
@@ -156,9 +157,12 @@ def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) ->
 
 
 @pytest.mark.parametrize(("form", "kinds"), [("int8", "i8.i8.i32"), ("int8-weights", "bf16.bf16.f32")])
-def test_the_program_multiplies_eight_bit_factors(form: str, kinds: str) -> None:
+def test_the_program_multiplies_eight_bit_factors(
+    form: str, kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All seven products of a layer, the factors in the same dtype and the sums wide; of the layers that are scanned
     and of the last one, which is computed at the read places."""
+    monkeypatch.setattr(layers, "multiplies_bfloat16", lambda: True)
     config = small_config()
     params = jax.eval_shape(lambda p: quantize_params(config, p, FORMS[form]), initial_params(config))
     run = make_score_fn(config, mesh=make_mesh(devices=jax.devices()[:1]), dtype=jnp.dtype(jnp.bfloat16),

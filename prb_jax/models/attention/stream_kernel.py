@@ -30,7 +30,7 @@ from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.first_use import kernel_fault
 from prb_jax.models.attention.mesh import one_by_one
 from prb_jax.models.attention.streams import ATTENTION_RESULTS, MASKED
-from prb_jax.models.layers import product, soft_capped, with_sinks
+from prb_jax.models.layers import narrow_product, soft_capped, with_sinks
 from prb_jax.platform.sharding import sequence_parts
 from prb_jax.trees.kernel_tables import AREA, FIRST, LAST, OFFSET, StepTable
 from prb_jax.trees.step_areas import SEEN, TILE, Rectangle, step_areas
@@ -309,7 +309,7 @@ class _Part:
 
     def scores(self, q: Any, k: Any) -> jax.Array:
         """Return scores, float32 [keys, queries]: soft-capped, not masked."""
-        scores = product(k[self.keys, :], q[self.queries, :], (1, 1))
+        scores = narrow_product(k[self.keys, :], q[self.queries, :], (1, 1))
         return soft_capped(scores, self.step.settings.softcap)
 
     def seen(self, x: jax.Array, other: float) -> jax.Array:
@@ -352,7 +352,7 @@ def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
         weights, kept = jnp.exp(scores - highest), jnp.exp(top[columns] - highest)
         top[columns] = highest
         total[columns] = kept * total[columns] + weights.sum(axis=0, keepdims=True)
-        result[columns] = kept * result[columns] + product(v[:, part.keys], weights.astype(v.dtype))
+        result[columns] = kept * result[columns] + narrow_product(v[:, part.keys], weights.astype(v.dtype))
 
     @step.on(LAST)
     def _() -> None:
@@ -365,7 +365,7 @@ def _pulled(part: _Part, refs: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
     q, cotangent, k, v, log, inner_product = refs
     capped, softcap = part.scores(q, k), part.step.settings.softcap
     weights = part.seen(jnp.exp(capped - log[:, part.queries]), 0.0)
-    by_weight = product(v[part.keys, :], cotangent[part.queries, :], (1, 1))
+    by_weight = narrow_product(v[part.keys, :], cotangent[part.queries, :], (1, 1))
     gradient = weights * (by_weight - inner_product[:, part.queries])
     if softcap is not None:
         gradient = gradient * (1.0 - jnp.square(capped / softcap))
@@ -384,7 +384,7 @@ def _by_query(settings: Settings, steps: Any, *refs: Any) -> None:
     @step.add
     def _(part: _Part) -> None:
         _, gradient = _pulled(part, given)
-        result[:, part.queries] += product(key_columns[:, part.keys], gradient)
+        result[:, part.queries] += narrow_product(key_columns[:, part.keys], gradient)
 
     @step.on(LAST)
     def _() -> None:
@@ -406,8 +406,8 @@ def _by_key(settings: Settings, steps: Any, *refs: Any) -> None:
     @step.add
     def _(part: _Part) -> None:
         weights, gradient = _pulled(part, given)
-        of_keys[part.keys, :] += product(gradient, q[part.queries, :])
-        of_values[part.keys, :] += product(weights, cotangent[part.queries, :])
+        of_keys[part.keys, :] += narrow_product(gradient, q[part.queries, :])
+        of_values[part.keys, :] += narrow_product(weights, cotangent[part.queries, :])
 
     @step.on(LAST, head == pl.num_programs(2) - 1)
     def _() -> None:
