@@ -151,6 +151,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     },
     "rematerialised": {
         "body": "prb_jax.models.rematerialised:rematerialised",
+        "frozen": "prb_jax.models.rematerialised:frozen",
         "gather": "prb_jax.models.rematerialised:gatherer",
     },
     "runs": {

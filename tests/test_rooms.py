@@ -188,9 +188,9 @@ CORE = {
 """The two ways into the core, a score and a gradient, and what they do not import."""
 
 LARGEST = (
-    ("prb_jax.scoring.evaluate", 61, 12_900),
-    ("prb_jax.training.train", 82, 16_950),
-    ("prb_jax.behaviour.rl.ppo", 123, 24_450),
+    ("prb_jax.scoring.evaluate", 61, 12_950),
+    ("prb_jax.training.train", 82, 17_050),
+    ("prb_jax.behaviour.rl.ppo", 123, 24_500),
 )
 """Ways into the core, and how many files and lines they may reach by imports."""
 

@@ -41,7 +41,7 @@ from prb_jax.models.decoder_layer import (
     rematerialised,
     splits_weights,
 )
-from prb_jax.models.layers import row_of
+from prb_jax.models.layers import Row, row_of
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.platform.sharding import check_tokens, constrainer
 from prb_jax.seams import get
@@ -59,19 +59,24 @@ class LayerStacks:
 
     Args:
       layers: Layers of a decoder.
+      read: Filter of flax for the parameters of which the state of a layer has a :class:`prb_jax.models.layers.Row`.
 
     Attributes:
       graphs: Structure of a layer, by its kind.
     """
 
-    def __init__(self, layers: DecoderLayer) -> None:
+    def __init__(self, layers: DecoderLayer, read: Any) -> None:
         self._kind = layers.config.kinds[0]
-        graph, self._state = nnx.split(layers)
+        graph, self._read, self._state = nnx.split(layers, read, ...)
         self.graphs: dict[Kind, Any] = {self._kind: graph}
 
     def at(self, layer: int | jax.Array) -> nnx.State:
         """Return the state of one layer, sliced from the stacks."""
-        return jax.tree.map(lambda leaf: row_of(leaf, layer), self._state)
+        return self._whole(jax.tree.map(lambda leaf: row_of(leaf, layer), self._state), layer)
+
+    def _whole(self, state: nnx.State, layer: int | jax.Array) -> nnx.State:
+        """Return the state of one layer with the rows that it reads itself."""
+        return nnx.merge_state(state, jax.tree.map(lambda leaf: Row(leaf, layer), self._read))
 
     def scan(self, body: Body, x: jax.Array, *, count: int, indexed: bool) -> tuple[jax.Array, Kept]:
         """Run the first ``count`` layers.
@@ -89,15 +94,21 @@ class LayerStacks:
 
         def one(x: jax.Array, inputs: tuple[jax.Array, Any]) -> tuple[jax.Array, Kept]:
             number, state = inputs
-            return body(self._kind, x, self.at(number) if state is None else state, number)
+            state = self.at(number) if state is None else self._whole(state, number)
+            return body(self._kind, x, state, number)
 
         return lax.scan(one, x, (jnp.arange(count), states))
 
 
-def stacks_of(layers: DecoderLayer) -> LayerStacks:
-    """Return the stacks of a decoder's layers."""
+def stacks_of(layers: DecoderLayer, read: Any = False) -> LayerStacks:
+    """Return the stacks of a decoder's layers; for ``read`` see :class:`LayerStacks`."""
     alike = len(set(layers.config.kinds)) == 1
-    return LayerStacks(layers) if alike else get("mixed layers", "stacks").value(layers)
+    return (LayerStacks if alike else get("mixed layers", "stacks").value)(layers, read)
+
+
+def read_rows(state: nnx.State) -> nnx.State:
+    """Return the state of a layer, with each :class:`prb_jax.models.layers.Row` as an array."""
+    return jax.tree.map(Row.read, state, is_leaf=lambda node: isinstance(node, Row))
 
 
 Params = dict[str, Any]
@@ -221,7 +232,11 @@ def decode_stream(
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # the window exceeds the distance between any two tokens that see each other
-    stacks = stacks_of(decoder.layers)
+    frozen: Any = False
+    if differentiated and walks(batch, mesh):
+        frozen = get("rematerialised", "frozen").value(decoder.layers, dtype)
+    rows = frozen is not False
+    stacks = stacks_of(decoder.layers, frozen)
     slides, rotates = config.layer_windows, config.layer_rotates
     kinds = jnp.asarray([slides, rotates]).T  # [L, 2]
     recur = None
@@ -259,7 +274,7 @@ def decode_stream(
     def body(kind: Kind, x: jax.Array, state: nnx.State, number: jax.Array) -> tuple[jax.Array, Any]:
         def layer(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
             state, (is_sliding, is_rotated) = inputs
-            state = gather(state)
+            state = gather(read_rows(state))
 
             def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
                 x, results = run(kind, sliding, is_rotated, x, state)
@@ -269,7 +284,7 @@ def decode_stream(
                 return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
             return kept(any(slides), x)
 
-        return rematerialised(layer, remat, gathers=gathers)(x, (state, kinds[number]))
+        return rematerialised(layer, remat, gathers=gathers, rows=rows)(x, (state, kinds[number]))
 
     # Slicing the last of several layers from the stack would copy the stack's gradient, which does not fit into the
     # memory of accelerators.
@@ -286,10 +301,10 @@ def decode_stream(
         x, of_layers = stacks.scan(body, x, count=count, indexed=not differentiated)
 
         def last(x: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
-            x, of_last = run(config.kinds[-1], slides[-1], rotates[-1], x, gather(state), places)
+            x, of_last = run(config.kinds[-1], slides[-1], rotates[-1], x, gather(read_rows(state)), places)
             return x, of_last.get(EXPERTS)
 
-        x, of_last = rematerialised(last, remat, gathers=gathers)(x, stacks.at(count))
+        x, of_last = rematerialised(last, remat, gathers=gathers, rows=rows)(x, stacks.at(count))
         counted = of_layers.get(EXPERTS)
         if counted is None and of_last is not None:
             counted = of_last[None]

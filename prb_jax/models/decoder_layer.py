@@ -321,8 +321,8 @@ def gatherer(mesh: Mesh | None) -> Callable[[nnx.State], nnx.State]:
     return get("rematerialised", "gather").value(mesh)
 
 
-def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
+def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool, rows: bool) -> Callable[..., Any]:
     """Return a layer body that keeps less for its backward pass: see :mod:`prb_jax.models.rematerialised`."""
-    if policy == "none" and not gathers:
+    if policy == "none" and not gathers and not rows:
         return body
-    return get("rematerialised", "body").value(body, policy)
+    return get("rematerialised", "body").value(body, policy, rows=rows)

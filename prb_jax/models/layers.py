@@ -235,6 +235,20 @@ def _row_of_bits_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tup
     return _row_of_bits(*primals), _row_of(tangents[0], primals[1])
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Row:
+    """A row of a stack that a layer reads itself, so that nothing copies the stack, or keeps the row for gradients."""
+
+    stack: jax.Array
+    number: jax.Array | int
+
+    @staticmethod
+    def read(node: Any) -> Any:
+        """Return the row, or another leaf unchanged."""
+        return row_of(node.stack, node.number) if isinstance(node, Row) else node
+
+
 def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
     """Return ``softcap * tanh(scores / softcap)``, or the scores unchanged without a cap."""
     return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
@@ -296,15 +310,15 @@ def _sum_of_turned(x: jax.Array, gradient: jax.Array) -> jax.Array:
     x, gradient = (each.reshape(-1, each.shape[-1]) for each in (x, gradient))
     if x.shape[1] > gradient.shape[1]:
         return lax.optimization_barrier(_sum_of_turned(gradient, x)).T
-    rows = math.gcd(len(x), 1 << max(_TURNED // x.shape[1], 16).bit_length() - 1)
+    rows, bits = math.gcd(len(x), 1 << max(_TURNED // x.shape[1], 16).bit_length() - 1), in_bits(x)
 
     def part(number: jax.Array, turned: jax.Array) -> jax.Array:
-        some = lax.dynamic_slice_in_dim(x, number * rows, rows)
+        some = lax.dynamic_slice_in_dim(bits, number * rows, rows)
         return lax.dynamic_update_slice_in_dim(turned, some.T, number * rows, 1)
 
-    turned = lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), x.dtype))
+    turned = lax.fori_loop(0, len(x) // rows, part, jnp.zeros((x.shape[1], len(x)), bits.dtype))
     # With one part XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
-    return product(lax.optimization_barrier(turned), gradient)
+    return product(from_bits(lax.optimization_barrier(turned), x.dtype), gradient)
 
 
 @jax.custom_vjp

@@ -23,7 +23,7 @@ from jax import lax
 from prb_jax.models.config.family import Kind
 from prb_jax.models.decoder import Body, Kept, LayerStacks
 from prb_jax.models.decoder_layer import DecoderLayer
-from prb_jax.models.layers import row_of
+from prb_jax.models.layers import Row, row_of
 
 _Kinds = tuple[Kind, ...]
 _Starts = Callable[[str | None], Any]
@@ -44,14 +44,17 @@ class MixedStacks(LayerStacks):
 
     Args:
       layers: Layers of a decoder.
+      read: Filter; see :class:`prb_jax.models.decoder.LayerStacks`.
     """
 
-    def __init__(self, layers: DecoderLayer) -> None:
+    def __init__(self, layers: DecoderLayer, read: Any) -> None:
         self.kinds = layers.config.kinds
         self.graphs: dict[Kind, Any] = {}
         self._states: dict[Kind, nnx.State] = {}
+        self._read: dict[Kind, nnx.State] = {}
         for kind in dict.fromkeys(self.kinds):
-            self.graphs[kind], self._states[kind] = nnx.split(_of_kind(layers, kind))
+            parts = nnx.split(_of_kind(layers, kind), read, ...)
+            self.graphs[kind], self._read[kind], self._states[kind] = parts
         self._lead, self._period = _division(self.kinds)
 
     def at(self, layer: Any) -> nnx.State:
@@ -106,8 +109,13 @@ class MixedStacks(LayerStacks):
 
             def one(x: jax.Array, inputs: tuple[Any, Any], run: _Run = run, before: _Starts = before) -> Any:
                 offset, state = inputs
-                if states is None:
-                    state = self._taken(run.kind, lambda part: starts(part) + before(part) + offset)
+
+                def index(part: str | None) -> Any:
+                    return starts(part) + before(part) + offset
+
+                state = (
+                    self._taken(run.kind, index) if states is None else self._with_rows(run.kind, state, index)
+                )
                 return body(run.kind, x, state, starts(None) + run.start + offset)
 
             state = None if states is None else _cut(states[run.kind], before, run.count)
@@ -126,7 +134,15 @@ class MixedStacks(LayerStacks):
             at = index(variable.get_metadata("part"))
             return variable.replace(row_of(variable[...], at))
 
-        return _map(take, self._states[kind])
+        return self._with_rows(kind, _map(take, self._states[kind]), index)
+
+    def _with_rows(self, kind: Kind, state: nnx.State, index: _Starts) -> nnx.State:
+        """Return the state of one layer with the rows that the layer reads itself."""
+
+        def row(variable: Any) -> Any:
+            return variable.replace(Row(variable[...], index(variable.get_metadata("part"))))
+
+        return nnx.merge_state(state, _map(row, self._read[kind]))
 
     def _section(self, kinds: _Kinds, starts: _Starts, repeats: int | None = None) -> dict[Kind, nnx.State]:
         """Return the states of adjacent layers by kind, with a leading axis of ``repeats`` if the kinds repeat."""

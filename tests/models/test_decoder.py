@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models import layers
+from prb_jax.models import layers, rematerialised
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_stream, decode_stream_keeping
+from prb_jax.models.lora import init_lora
+from prb_jax.models.lora_config import LoraConfig
 from prb_jax.models.model import abstract_model, bind, init_params
 from prb_jax.models.parameter import parameters
 from prb_jax.models.readouts.score_tree import score_stream
@@ -61,6 +63,85 @@ def test_in_bfloat16_no_program_converts_all_layers(
         return decode_stream_keeping(bind(config, params), batch, dtype=dtype)
 
     no_stack_is_converted(config, run)
+
+
+def gradient_of(config, batch, dtype, *, adapted: bool = True, **options):
+    """Function of (trained, frozen) -> gradients of what the head reads; the trained are adapters, or all layers."""
+
+    def total(trained, frozen):
+        params = {**frozen, "layers": {**(frozen["layers"] if adapted else {}), **trained}}
+        return (score_stream(params, batch, config=config, dtype=jnp.dtype(dtype), **options) ** 2).sum()
+
+    return jax.grad(total)
+
+
+def adapters_of(config, frozen):
+    layers = bind(config, frozen).layers
+    names = tuple(name for name in ("q", "o", "delta_o", "down") if hasattr(layers, name))
+    drawn = init_lora(layers, LoraConfig(rank=2, targets=names))["layers"]
+    keys = jax.random.split(jax.random.key(1), len(drawn))
+    return {
+        name: 0.1 * jax.random.normal(key, drawn[name].shape) for name, key in zip(drawn, keys, strict=True)
+    }
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen3_moe", "qwen3_next"])
+def test_layers_that_read_their_frozen_weights_have_the_same_gradients(
+    family, dtype, remat, tmp_path
+) -> None:
+    """Against a backward pass that reads all weights through indices and keeps everything."""
+    config = family_config(family, tmp_path, num_hidden_layers=4)
+    batch = packed_batch(TREES, window=config.sliding_window, taps=config.taps)
+    frozen = jit(functools.partial(init_params, config, dtype=jnp.dtype(dtype)))()
+    trained = adapters_of(config, frozen)
+    found = jit(gradient_of(config, batch, dtype, differentiated=True, remat=remat))(trained, frozen)
+    expected = jit(gradient_of(config, batch, dtype))(trained, frozen)
+    for name, leaf in found.items():
+        assert float(jnp.abs(leaf).max()) > 0, name
+        apart = float(jnp.linalg.norm(leaf - expected[name]) / jnp.linalg.norm(expected[name]))
+        assert apart < (1e-5 if dtype == "float32" else 2e-2), (name, apart)
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_weights_of_bfloat16_that_are_not_frozen_have_their_gradients(adapted, tmp_path) -> None:
+    """Training keeps float32, but whoever differentiates the scores of a model may ask for these."""
+    config = family_config("qwen3", tmp_path)
+    params, batch = jit(functools.partial(init_params, config, dtype=jnp.bfloat16))(), packed_batch(TREES)
+    frozen = {**params, "layers": {**params["layers"], **(adapters_of(config, params) if adapted else {})}}
+    trained = {name: params["layers"][name] for name in ("q", "down", "input_norm")}
+    found, expected = (
+        jit(gradient_of(config, batch, "bfloat16", **options))(trained, frozen)
+        for options in ({"differentiated": True, "remat": "dots"}, {})
+    )
+    for name, leaf in found.items():
+        assert leaf.dtype == jnp.bfloat16
+        apart, size = (
+            jnp.linalg.norm(x.astype(jnp.float32)) for x in (leaf - expected[name], expected[name])
+        )
+        assert size > 0
+        assert apart < 2e-2 * size, name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_next"])
+def test_training_adapters_copies_no_frozen_stack(family, dtype, tmp_path, monkeypatch) -> None:
+    config = family_config(family, tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=8)
+    batch = packed_batch(TREES, window=config.sliding_window, taps=config.taps)
+    frozen = abstract_params(config, dtype=jnp.dtype(dtype))
+    trained = jax.eval_shape(functools.partial(adapters_of, config), frozen)
+    gradient = gradient_of(config, batch, dtype, differentiated=True, remat="full")
+
+    def taken() -> int:
+        program = jit(lambda *given: gradient(*given)).lower(trained, frozen).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    read = taken()
+    monkeypatch.setattr(rematerialised, "frozen", lambda layers, dtype: False)
+    sliced = taken()
+    stacks = sum(leaf.size * 4 for leaf in jax.tree.leaves(frozen["layers"]))
+    assert read < sliced - stacks / 2
 
 
 SMALL = small_config(num_labels=2)
