@@ -113,9 +113,10 @@ class MixedStacks(LayerStacks):
                 def index(part: str | None) -> Any:
                     return starts(part) + before(part) + offset
 
-                state = (
-                    self._taken(run.kind, index) if states is None else self._with_rows(run.kind, state, index)
-                )
+                if states is None:
+                    state = self._taken(run.kind, index)
+                else:
+                    state = self._with_rows(run.kind, state, index)
                 return body(run.kind, x, state, starts(None) + run.start + offset)
 
             state = None if states is None else _cut(states[run.kind], before, run.count)

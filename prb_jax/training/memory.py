@@ -20,6 +20,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder_layer import splits_weights
 from prb_jax.platform.sharding import mesh_shape
+from prb_jax.scoring.batching import machine_memory
 from prb_jax.trees.tree import BLOCK, CHUNK
 
 ACTIVATIONS = 6e9  # bytes of a stream's activations if neither `batch.tokens` nor the device's memory decides
@@ -39,7 +40,8 @@ class StepMemory:
     config: DecoderConfig  # architecture
     asked: Remat  # setting `remat`
     dtype: DTypeLike = "float32"  # dtype of activations
-    room: float | None = None  # bytes of a device for activations; None on CPUs, and if unknown
+    room: float | None = None  # bytes of a device for activations; None if unknown
+    host: bool = False  # the device is a CPU, so the room does not decide how long streams are
     shards: int = 1  # parts of a batch's tokens, each on another device
     trunks: int = 1  # models whose activations exist at the same time
 
@@ -57,12 +59,13 @@ class StepMemory:
 
     def tokens(self, usual: int) -> int:
         """Return the number of tokens of a stream, at most ``usual``, without a setting `batch.tokens`."""
-        if self.asked == "auto" and self.room is not None:
+        if self.asked == "auto" and self.room is not None and not self.host:
             for policy in ("dots", "full"):
                 fitting = int(self.room / self.needed(policy)) // BLOCK * BLOCK
                 if fitting >= min(BUSY_TOKENS, usual) or policy == "full":
                     return max(min(fitting, usual), BLOCK)
-        return min(max(int(ACTIVATIONS / self.kept(self.policy(usual))), usual // 2), usual)
+        policy = "dots" if self.asked == "auto" else self.asked
+        return min(max(int(ACTIVATIONS / self.kept(policy)), usual // 2), usual)
 
     def kept(self, policy: Remat) -> float:
         """Return the approximate bytes per token that a forward pass keeps for its backward pass."""
@@ -117,9 +120,12 @@ def step_memory(
       trunks: Models whose activations exist at the same time.
     """
     dtype, shape = jnp.dtype(settings.dtype), mesh_shape(mesh)
-    limit = memory_limit(mesh.devices.flat[0])
-    room = None
-    if limit is not None:
+    device, room = mesh.devices.flat[0], None
+    limit = memory_limit(device)
+    host = limit is None and device.platform == "cpu"
+    if host:
+        limit = machine_memory() / mesh.size
+    if limit is not None and limit < math.inf:
         held = _COPIES * 4 * numbers_per_device(trained, trained_shardings)
         held += dtype.itemsize * numbers_per_device(frozen, frozen_shardings)
         if splits_weights(mesh):  # one layer is gathered while another one computes
@@ -129,7 +135,7 @@ def step_memory(
         room = max(_USABLE * limit - held, 0.0)
     shards = shape.batch_shards * shape.sequence
     return StepMemory(
-        config=config, asked=settings.remat, dtype=dtype, room=room, shards=shards, trunks=trunks
+        config=config, asked=settings.remat, dtype=dtype, room=room, host=host, shards=shards, trunks=trunks
     )
 
 

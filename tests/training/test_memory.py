@@ -102,6 +102,24 @@ def test_an_8b_model_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert split.policy(16 * needed.tokens(65_536)) == needed.policy(needed.tokens(65_536))
 
 
+def test_on_cpus_the_memory_of_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters beside 15 GB of weights. The length of streams remains that of `dots`; an unknown memory is enough."""
+    config, found = read_model("qwen3-8b"), {}
+    for gigabytes in (20, 64, np.inf):
+        monkeypatch.setattr(memory, "machine_memory", lambda size=gigabytes: size * GB)
+        of_machine = trained(config, tuning="lora", dtype="bfloat16").memory
+        assert of_machine is not None
+        found[gigabytes] = of_machine.policy(4096), of_machine.policy(65_536), of_machine.tokens(4096)
+    assert found == {
+        20: ("full", "full", 2048),
+        64: ("dots", "full", 2048),
+        np.inf: ("dots", "dots", 2048),
+    }
+    asked = trained(config, tuning="lora", dtype="bfloat16", remat="none").memory
+    assert asked is not None
+    assert asked.policy(65_536) == "none"
+
+
 def test_a_value_function_of_its_own_keeps_as_much_again() -> None:
     config = replace(WIDE, head=LanguageHead(tied=False, softcap=None))
     kept = []
