@@ -21,9 +21,6 @@ from prb_jax.models.layers import PROJECTED, from_bits, in_bits
 from prb_jax.models.parameter import Axes, Declaring
 from prb_jax.platform.sharding import partition_spec
 
-Gather = Callable[[nnx.State], nnx.State]
-"""Function that gathers the weights of one layer."""
-
 GATHERED = "gathered_weights"
 """Name of the gathered weights of a layer: a backward pass gathers them again instead of keeping them."""
 
@@ -45,7 +42,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, rows: bool) -> Call
     kept = {
         "none": policies.save_anything_except_these_names(GATHERED),
         "dots": policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS),
-        "full": None,
+        "full": policies.nothing_saveable,
     }
     if policy not in kept:
         raise ValueError(f"remat: expected one of {', '.join(kept)}, found {quote(policy)}")
@@ -54,7 +51,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, rows: bool) -> Call
 
     def keeps(primitive: Any, *of: Any, **options: Any) -> bool:
         reads = primitive.name in ("custom_jvp_call", "dynamic_slice", "squeeze")  # a row of a stack
-        return not reads and kept[policy] is not None and kept[policy](primitive, *of, **options)
+        return not reads and kept[policy](primitive, *of, **options)
 
     return _keeping_bits(jax.checkpoint(body, prevent_cse=False, policy=keeps))
 
@@ -125,7 +122,7 @@ def _without_symbol(cotangent: Any) -> Any:
     return np.zeros(cotangent.shape, cotangent.dtype) if _is_symbol(cotangent) else cotangent
 
 
-def gatherer(mesh: Mesh) -> Gather:
+def gatherer(mesh: Mesh) -> Callable[[nnx.State], nnx.State]:
     """Return a function that gathers the ``model`` axis of one layer's weights on every device.
 
     Otherwise the compiler may split a product, which moves the same bytes in many small steps and keeps more of them.

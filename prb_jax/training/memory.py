@@ -125,7 +125,7 @@ def step_memory(
     host = limit is None and device.platform == "cpu"
     if host:
         limit = machine_memory() / mesh.size
-    if limit is not None and limit < math.inf:
+    if limit is not None:
         held = _COPIES * 4 * numbers_per_device(trained, trained_shardings)
         held += dtype.itemsize * numbers_per_device(frozen, frozen_shardings)
         if splits_weights(mesh):  # one layer is gathered while another one computes

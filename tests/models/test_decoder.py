@@ -68,11 +68,11 @@ def test_in_bfloat16_no_program_converts_all_layers(
     no_stack_is_converted(config, run)
 
 
-def gradient_of(config, batch, dtype, *, adapted: bool = True, **options):
-    """Function of (trained, frozen) -> gradients of what the head reads; the trained are adapters, or all layers."""
+def gradient_of(config, batch, dtype, **options):
+    """Function of (trained, frozen) -> gradients of what the head reads by the trained arrays of layers."""
 
     def total(trained, frozen):
-        params = {**frozen, "layers": {**(frozen["layers"] if adapted else {}), **trained}}
+        params = {**frozen, "layers": {**frozen["layers"], **trained}}
         return (score_stream(params, batch, config=config, dtype=jnp.dtype(dtype), **options) ** 2).sum()
 
     return jax.grad(total)
