@@ -296,7 +296,11 @@ WORDS: list[tuple[str, ...]] = [
     ("train bt_usr_blind --out run", "bt_usr_blind", "no such config file", "did you mean bt_user_blind?"),
     ("train bt_user_blind --out run", "'model'", "add model=PATH"),
     (TRAIN, "'model'", "add model=PATH"),
-    (f"{TRAIN} --model x", "--model x; a key of the config is written KEY=VALUE: model=VALUE"),
+    (
+        f"{TRAIN} --model x",
+        "unrecognized arguments: --model",
+        "a key of the config is written KEY=VALUE: model=VALUE",
+    ),
     (f"{TRAIN} --data=y", "--data=y; a key of the config is written KEY=VALUE: data=VALUE"),
     (f"{TRAIN} model=x data=y stesp=3", "'stesp'", "'steps'"),
     (f"{TRAIN} model=x data=absent.jsonl", "absent.jsonl", "no such file"),

@@ -113,6 +113,10 @@ def test_gradients_of_all_parameters_equal_transformers(family, tmp_path):
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         difference, size = np.linalg.norm(ours[name] - gradient), np.linalg.norm(gradient)
+        layer, bias_of_keys = name.removeprefix("model.layers.").partition(".self_attn.k_proj.bias")[:2]
+        if bias_of_keys and not config.layer_rotates[int(layer)]:
+            # It moves all scores of a query alike, and softmax ignores that: both are zero but for rounding.
+            difference, size = max(difference, size), np.linalg.norm(theirs[name.replace("bias", "weight")])
         # Both are zero for an expert without tokens.
         assert difference < GRADIENT_TOLERANCE * size or difference == size == 0, (name, difference, size)
 
