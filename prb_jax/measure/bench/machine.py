@@ -16,6 +16,7 @@ from prb_jax.errors import RunError
 from prb_jax.measure.bench.figures import Figures
 from prb_jax.measure.bench.rivals.transformers import import_torch
 from prb_jax.models.flops import measured_peak
+from prb_jax.models.layers import multiplies_bfloat16
 from prb_jax.version import versions
 
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "trl", "vllm")
@@ -66,11 +67,11 @@ def bench_machine() -> Figures:
 
 
 def this_machine() -> Machine:
-    """Return the devices and their peaks: CPUs in float32, other devices also in bfloat16."""
+    """Return the devices and their peaks: in float32, and in bfloat16 if they have instructions for it."""
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
-    dtypes = ("float32",) if on_cpu else ("bfloat16", "float32")
+    dtypes = ("float32",) if on_cpu and not multiplies_bfloat16() else ("bfloat16", "float32")
     return Machine(
         platform=device.platform,
         kind=_processor() if on_cpu else device.device_kind,

@@ -25,7 +25,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import choose_readout
 from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.models.named_shapes import has_no_weights, read_model, shape_config
-from prb_jax.models.quantization import quantization_form, quantize_params
+from prb_jax.models.quantization import Form, quantization_form, quantize_params
 from prb_jax.models.readouts.language_model import open_language_model
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.score_tree import make_score_fn
@@ -68,12 +68,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
         loading: Any = {"head_dtype": jnp.float32, "shardings": shardings, "quantize": quantize}
         params = load_params(source, config, dtype=kind, **loading).params
     else:
-
-        def make() -> Params:
-            made = init_params(config, dtype=kind)
-            return made if form is None else quantize_params(config, made, form)
-
-        params = jax.jit(make, out_shardings=shardings)()
+        params = random_params(config, kind, shardings, form)
         params["score"] = params["score"].astype(jnp.float32)
     return RewardModel(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
@@ -103,7 +98,7 @@ def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy
     if isinstance(source, Path):
         params = load_params(source, config, dtype=kind, shardings=shardings).params
     else:
-        params = jax.jit(lambda: init_params(config, dtype=kind), out_shardings=shardings)()
+        params = random_params(config, kind, shardings)
     return Policy(
         name=str(source) if isinstance(source, Path) else config.model_type,
         program=make_program(config, mesh=devices, dtype=kind, attention=options.attention),
@@ -133,9 +128,22 @@ def make_model(shape: str, folder: Path, *, policy: bool) -> Path:
         raw |= {"architectures": [FAMILIES[config.model_type].language_model]}
         config = parse_config(raw, where=shape)
         config = replace(config, head=LanguageHead(False, config.final_logit_softcapping))
-    kind = jnp.dtype(config.default_dtype)
-    params = jax.jit(lambda: init_params(config, dtype=kind))()
+    params = random_params(config, jnp.dtype(config.default_dtype))
     return save_params(params, config, folder, raw_config=raw)
+
+
+def random_params(
+    config: DecoderConfig, dtype: jnp.dtype, shardings: Params | None = None, form: Form | None = None
+) -> Params:
+    """Return random weights, quantised to ``form``."""
+
+    def make() -> Params:
+        made = init_params(config, dtype=dtype)
+        return made if form is None else quantize_params(config, made, form)
+
+    # Drawing with the default generator needs four times the memory of bfloat16 weights, besides the weights.
+    with jax.default_prng_impl("rbg"):
+        return jax.jit(make, out_shardings=shardings)()
 
 
 def _write_tokenizer(folder: Path, *, size: int) -> None:

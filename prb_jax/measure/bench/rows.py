@@ -275,7 +275,8 @@ class _Plan:
         passes = untimed + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
         weights = _MIXTURES[model][0] if model in _MIXTURES else _WEIGHTS.get(model, 0.0)
         flops = 2 * weights * work * _ATTENTION * passes
-        peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
+        peaks = self.machine.peak_gflops
+        peak = peaks.get(flags.get("dtype", ""), peaks[self.dtype]) * 1e9 * self.machine.count
         shares_gpu = self.machine.platform == "gpu" and beside
         row = BenchRow(
             id=name,

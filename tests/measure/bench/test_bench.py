@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.cli import main as prb
-from prb_jax.measure.bench.models import load_for_bench
+from prb_jax.measure.bench.models import load_for_bench, random_params
 from prb_jax.measure.bench.options import BenchOptions
 from prb_jax.measure.bench.rivals.transformers import padded_batches
 from prb_jax.measure.bench.scoring import score_pass
@@ -25,13 +26,19 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.flops import measured_peak, mixing_flops, stream_flops
 from prb_jax.models.model import matrix_flops_per_token
-from prb_jax.models.named_shapes import SHAPES, shape_config
+from prb_jax.models.named_shapes import SHAPES, read_model, shape_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 
 SMALL = "--prefix-tokens 60 --response-tokens 12 --pairs 4 --rounds 1"
+
+
+def test_random_weights_are_drawn_in_a_part_of_their_own_memory() -> None:
+    config = read_model("qwen3-40m")
+    memory = jax.jit(lambda: random_params(config, jnp.dtype("bfloat16"))).lower().compile().memory_analysis()
+    assert memory.temp_size_in_bytes < memory.output_size_in_bytes / 4
 
 
 def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, bench, capsys) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ def test_the_rows_fill_the_device(where: Machine, models: list[str], without_ker
         assert row.flags["dtype"] == (other if other in row.id else usual)
         options = parser("bench").parse_args(["bench", *row.words(row.model)])  # a command that there is
         assert options.attention == row.flags.get("attention", "auto") if "attention" in options else True
+
+
+def test_the_time_of_a_row_is_estimated_by_the_peak_of_its_dtype() -> None:
+    fast = replace(CPU, peak_gflops={**CPU.peak_gflops, "bfloat16": 8 * CPU.peak_gflops["float32"]})
+    usual, faster = ({row.id: row.seconds for row in plan_rows(where, missing={})} for where in (CPU, fast))
+    assert faster["score-k16"] == usual["score-k16"] == usual["score-k16-bfloat16"]
+    assert faster["score-k16-bfloat16"] < usual["score-k16-bfloat16"]
 
 
 def test_a_rival_that_is_not_there_is_named() -> None:
