@@ -23,7 +23,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.delta_layer import EndStates
 from prb_jax.models.delta_rule import unit
-from prb_jax.models.layers import float32_einsum
+from prb_jax.models.layers import float32_einsum, product
 
 Arrays = tuple[jax.Array, ...]
 
@@ -143,9 +143,13 @@ def over_caches(
     def seen(x: jax.Array) -> jax.Array:
         """Multiply x [B, S, C, J, dk] by the state decayed to this token: [B, S, C, H, dv]."""
         wide = jnp.repeat(x, shared, axis=3)
-        of_prompt = float32_einsum("bschd,bhdv->bschv", wide, prefix.states) * jnp.exp(total)[..., None]
+        by_head = wide.transpose(0, 3, 1, 2, 4).reshape(rows[0], sizes.value_heads, -1, sizes.key_dim)
+        of_prompt = product(by_head, prefix.states, (3, 2), batch=2)  # [B, H, S * C, dv]
+        of_prompt = of_prompt.reshape(rows[0], sizes.value_heads, *rows[1:], -1).transpose(0, 2, 3, 1, 4)
         weights = jnp.repeat(float32_einsum("bscjd,bsjmd->bscjm", x, suffix.keys), shared, axis=3) * fading
-        return of_prompt + float32_einsum("bschm,bshmv->bschv", weights, suffix.updates)
+        # The updates as second factor: an einsum makes them the first one, and CPUs transpose all of them.
+        added = product(weights.swapaxes(2, 3), suffix.updates, (4, 3), batch=3).swapaxes(2, 3)
+        return of_prompt * jnp.exp(total)[..., None] + added
 
     d = beta[..., None] * (v - seen(k))
     own = jnp.repeat(jnp.sum(q * k, axis=-1), shared, axis=3)
