@@ -312,18 +312,17 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
 
     # Mapped over B and S instead of indexed: each device then writes its rows, without a gather.
     put_all = jax.vmap(jax.vmap(put))
-    # Nothing is above infinity, so this is the length. But XLA knows only by the states that the caches are read before
-    # they are written; otherwise a loop over tokens copies all caches twice for each token.
-    places = suffix.lengths + (tried.states[:, :, 0, 0] > jnp.inf)
 
     def put_bits(cache: jax.Array, tokens: jax.Array, places: jax.Array) -> jax.Array:
         return from_bits(put_all(in_bits(cache), in_bits(tokens), places), cache.dtype)
 
+    # Nothing is above infinity, so this is the length. But XLA knows only by the states that the caches are read before
+    # they are written; otherwise a loop over tokens copies all caches twice for each token.
+    ends = suffix.lengths + (tried.states[:, :, 0, 0] > jnp.inf)
+
     def written(cache: jax.Array, new: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(new, which.reshape(*which.shape, *[1] * (new.ndim - 2)), axis=2)[:, :, 0]
-        return lax.platform_dependent(
-            cache, chosen.astype(cache.dtype), places, cpu=put_bits, default=put_all
-        )
+        return lax.platform_dependent(cache, chosen.astype(cache.dtype), ends, cpu=put_bits, default=put_all)
 
     return SuffixCache(
         tuple(map(written, suffix.keys, tried.keys)),

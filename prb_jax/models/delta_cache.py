@@ -23,7 +23,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.config.recurrence import Recurrence
 from prb_jax.models.delta_layer import EndStates
 from prb_jax.models.delta_rule import unit
-from prb_jax.models.layers import float32_einsum, product
+from prb_jax.models.layers import float32_einsum
 
 Arrays = tuple[jax.Array, ...]
 
@@ -142,13 +142,12 @@ def over_caches(
 
     def seen(x: jax.Array) -> jax.Array:
         """Multiply x [B, S, C, J, dk] by the state decayed to this token: [B, S, C, H, dv]."""
+        # With C or S before H in its result, an einsum takes states and updates as the first factor, and CPUs transpose
+        # all of them for every token.
         wide = jnp.repeat(x, shared, axis=3)
-        by_head = wide.transpose(0, 3, 1, 2, 4).reshape(rows[0], sizes.value_heads, -1, sizes.key_dim)
-        of_prompt = product(by_head, prefix.states, (3, 2), batch=2)  # [B, H, S * C, dv]
-        of_prompt = of_prompt.reshape(rows[0], sizes.value_heads, *rows[1:], -1).transpose(0, 2, 3, 1, 4)
+        of_prompt = jnp.moveaxis(float32_einsum("bschd,bhdv->bhscv", wide, prefix.states), 1, 3)
         weights = jnp.repeat(float32_einsum("bscjd,bsjmd->bscjm", x, suffix.keys), shared, axis=3) * fading
-        # The updates as second factor: an einsum makes them the first one, and CPUs transpose all of them.
-        added = product(weights.swapaxes(2, 3), suffix.updates, (4, 3), batch=3).swapaxes(2, 3)
+        added = float32_einsum("bschm,bshmv->bshcv", weights, suffix.updates).swapaxes(2, 3)
         return of_prompt * jnp.exp(total)[..., None] + added
 
     d = beta[..., None] * (v - seen(k))

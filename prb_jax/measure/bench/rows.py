@@ -276,7 +276,7 @@ class _Plan:
         weights = _MIXTURES[model][0] if model in _MIXTURES else _WEIGHTS.get(model, 0.0)
         flops = 2 * weights * work * _ATTENTION * passes
         peaks = self.machine.peak_gflops
-        peak = peaks.get(flags.get("dtype", ""), peaks[self.dtype]) * 1e9 * self.machine.count
+        peak = peaks.get(flags["dtype"], peaks[self.dtype]) * 1e9 * self.machine.count
         shares_gpu = self.machine.platform == "gpu" and beside
         row = BenchRow(
             id=name,

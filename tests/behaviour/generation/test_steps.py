@@ -23,7 +23,7 @@ TREES, SAMPLES, PROMPT, COLUMNS = 1, 3, 16, 40
 
 
 def program_of(shape: str, dtype: str, *, policy: bool) -> Program:
-    config = parse_config({**shape_config(shape), "num_hidden_layers": 4, "layer_types": None}, where=shape)
+    config = parse_config({**shape_config(shape), "num_hidden_layers": 4}, where=shape)
     if policy:
         config = replace(config, head=LanguageHead(tied=True))
     return make_program(config, mesh=make_mesh(None), dtype=jnp.dtype(dtype))
