@@ -10,11 +10,12 @@ Dimensions: N computed tokens including M read tokens, C cached blocks, L layers
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
@@ -22,7 +23,8 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.streams import HEADS, LEAST_TOTAL, MASKED, READS_OF_A_BLOCK, divisor
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params
+from prb_jax.models.config.family import Kind
+from prb_jax.models.decoder import Params, stacks_of
 from prb_jax.models.decoder_layer import Angles, LayerContext, angles_of_layers
 from prb_jax.models.head import States, read_out
 from prb_jax.models.layers import (
@@ -30,11 +32,10 @@ from prb_jax.models.layers import (
     in_bits,
     product,
     rounded,
-    row_of,
     soft_capped,
     with_sinks,
 )
-from prb_jax.models.model import bind
+from prb_jax.models.model import abstract_model, bind
 from prb_jax.models.readouts.score_tree import is_pointwise
 from prb_jax.platform.sharding import constrainer, replicated
 from prb_jax.trees.continued import ContinuedBatch
@@ -44,8 +45,6 @@ CHUNKS = (1024, 512, 256, 128, 64)
 """Tokens of the chunks of a layer: as many of the first size as fit, then at most one of each smaller size. Each chunk
 packs the weights for its products again, which takes as long as some twenty tokens; the last chunk may have padding."""
 
-_EVERYWHERE = 2**30  # window of a layer without one
-
 QUERIES = 64
 """Tokens of a block of queries: more would see more keys of other conversations."""
 
@@ -54,8 +53,6 @@ Fresh = tuple[jax.Array, jax.Array]
 
 Continued = tuple[jax.Array, *Fresh]
 """Rewards float32 [1, M], and the keys and values of the computed tokens."""
-
-ContinuedFn = Callable[[Params, ContinuedBatch, Fresh], Continued]
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
@@ -89,22 +86,6 @@ def make_fresh(config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, tokens: int)
     return jnp.zeros_like(keys, device=place), jnp.zeros_like(values, device=place)
 
 
-@functools.lru_cache(maxsize=16)
-def make_continued_fn(config: DecoderConfig, *, dtype: jnp.dtype, readout: str) -> ContinuedFn:
-    """Return the jitted scorer of streams after cached tokens: (params, batch, fresh) -> rewards, keys and values.
-
-    The keys and values are written into the arrays `fresh`, which are donated; what they held before is ignored. New
-    arrays for each batch would cost about as much as a tenth of its products: all of their memory is touched.
-
-    Args:
-      config: Architecture.
-      dtype: Dtype of activations.
-      readout: Read-out; see :func:`prb_jax.models.head.choose_readout`.
-    """
-    scorer = functools.partial(_score, config=config, dtype=dtype, readout=readout)
-    return jax.jit(scorer, donate_argnums=2)
-
-
 class _Table(NamedTuple):
     """Blocks of keys for each block of queries; blocks that all its queries see come first."""
 
@@ -114,121 +95,242 @@ class _Table(NamedTuple):
     counts: jax.Array  # [blocks, 2], number of blocks seen completely, and number seen partly
 
 
-def _score(
+class _Facts(NamedTuple):
+    """What the layers of a batch have in common."""
+
+    real: jax.Array  # number of computed tokens, with the padding of the last chunk
+    tables: Mapping[bool, _Table]  # for blocks of QUERIES tokens, by whether a layer slides
+    reads: _Table  # for the read tokens, in the last layer
+    angles: Mapping[tuple[bool, bool], tuple[Angles, Angles]]  # by whether a layer slides, and rotates
+
+
+class ContinuedScorer:
+    """Scorer of streams after cached tokens: one program for each kind of layer, called layer by layer.
+
+    A program of all layers would copy each layer's weights out of their stack for every batch. Here a layer is a view
+    of the stack, without a copy.
+
+    Args:
+      params: Parameters on a single CPU device.
+      config: Architecture.
+      mesh: Mesh of the device.
+      dtype: Dtype of activations.
+      readout: Read-out; see :func:`prb_jax.models.head.choose_readout`.
+
+    Attributes:
+      layers: State of each layer.
+      programs: The jitted parts, shared by all scorers of such a model.
+    """
+
+    def __init__(
+        self, params: Params, *, config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, readout: str
+    ) -> None:
+        place = replicated(mesh)
+
+        def view(stack: jax.Array, number: int | jax.Array) -> jax.Array:
+            # Rows that begin at a multiple of 64 bytes are not copied.
+            return jax.device_put(np.asarray(stack)[number], place)
+
+        stacks = stacks_of(bind(config, params).layers)
+        self._params, self._config, self._place = params, config, place
+        self.layers = [stacks.at(number, view) for number in range(config.num_hidden_layers)]
+        self.programs = _programs(config, mesh, dtype, readout, frozenset(params["layers"]))
+
+    def __call__(self, batch: ContinuedBatch, fresh: Fresh) -> Continued:
+        """Score a stream.
+
+        Args:
+          batch: The stream, with the cached tokens.
+          fresh: Arrays into which the keys and values of the computed tokens are written; they are donated, and what
+            they held before is ignored. New arrays for each batch would cost about as much as a tenth of its products:
+            all of their memory is touched.
+        """
+        programs, config = self.programs, self._config
+        batch = jax.device_put(batch, self._place)
+        x, keys, values, facts = programs.begin(self._params, batch, *fresh)
+        kinds = [*zip(config.kinds, config.layer_windows, config.layer_rotates, strict=True)]
+        for number, (layer, (kind, slides, rotates)) in enumerate(zip(self.layers[:-1], kinds)):
+            table, angles = facts.tables[slides], facts.angles[slides, rotates]
+            of_kind = programs.middle[kind, slides]
+            x, keys, values = of_kind(layer, x, keys, values, number, batch, facts.real, table, angles)
+        _, slides, rotates = kinds[-1]
+        angles = facts.angles[slides, rotates]
+        return programs.last(self.layers[-1], self._params, x, keys, values, batch, facts.reads, angles)
+
+
+class _Programs(NamedTuple):
+    """Jitted parts of a scorer."""
+
+    begin: Callable[..., tuple[jax.Array, jax.Array, jax.Array, _Facts]]
+    middle: Mapping[tuple[Kind, bool], Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]
+    last: Callable[..., Continued]
+
+
+@functools.lru_cache(maxsize=16)
+def _programs(
+    config: DecoderConfig, mesh: Mesh, dtype: jnp.dtype, readout: str, names: frozenset[str]
+) -> _Programs:
+    """Return the programs of a model with these parameters of layers."""
+    graphs = stacks_of(abstract_model(config, layers=tuple(names)).layers).graphs
+    compiled = functools.partial(jax.jit, out_shardings=replicated(mesh))
+    middle = {}
+    for kind, slides in dict.fromkeys(zip(config.kinds[:-1], config.layer_windows[:-1], strict=True)):
+        window = config.sliding_window if slides else None
+        layer = functools.partial(_layer, graph=graphs[kind], dtype=dtype, window=window)
+        middle[kind, slides] = compiled(layer, donate_argnums=(1, 2, 3))
+    begin = functools.partial(_begin, config=config, dtype=dtype)
+    last = functools.partial(
+        _last, graph=graphs[config.kinds[-1]], config=config, dtype=dtype, readout=readout
+    )
+    return _Programs(compiled(begin, donate_argnums=(2, 3)), middle, compiled(last, donate_argnums=(3, 4)))
+
+
+def _begin(
     params: Params,
     batch: ContinuedBatch,
-    fresh: Fresh,
+    keys: jax.Array,
+    values: jax.Array,
     *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array, jax.Array, _Facts]:
+    """Return the input of the first layer, in bits, the arrays for keys and values, and the facts of the batch."""
+    decoder, count = bind(config, params), batch.tokens.shape[1]
+    x = in_bits(decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype)))
+    angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
+    slides, rotates = config.layer_windows, config.layer_rotates
+
+    def table(ranks: jax.Array, slides: bool) -> _Table:
+        return _table(batch, ranks, config.sliding_window if slides else None)
+
+    chunk = _chunks(count)[-1]
+    real = -(-batch.used[0] // chunk) * chunk
+    facts = _Facts(
+        jnp.asarray(real),
+        {kind: table(jnp.arange(count).reshape(-1, QUERIES), kind) for kind in set(slides)},
+        table(_padded_reads(batch).reshape(-1, READS_OF_A_BLOCK), slides[-1]),
+        {kind: angles(*kind) for kind in set(zip(slides, rotates, strict=True))},
+    )
+    # The last block may have places after the last chunk, which are masked. Their old values could be infinite.
+    clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
+    values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
+    return x, keys, values, facts
+
+
+def _chunks(count: int) -> list[int]:
+    """Return the sizes of chunks for streams of so many tokens."""
+    return [size for size in CHUNKS if size <= count]
+
+
+def _padded_reads(batch: ContinuedBatch) -> jax.Array:
+    """Return the ranks of the read tokens, int32 [1, M], padded to whole blocks of queries."""
+    reads = jnp.asarray(batch.reads)
+    return jnp.pad(reads, ((0, 0), (0, -reads.shape[1] % READS_OF_A_BLOCK)))
+
+
+def _layer(
+    state: nnx.State,
+    x: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    number: jax.Array,
+    batch: ContinuedBatch,
+    real: jax.Array,
+    table: _Table,
+    angles: tuple[Angles, Angles],
+    *,
+    graph: Any,
+    dtype: jnp.dtype,
+    window: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Run a layer chunk by chunk, as later chunks need the keys and values of earlier ones; x is in bits."""
+
+    def some(
+        chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array, size: int
+    ) -> tuple[jax.Array, ...]:
+        x, *held = carry
+        start = first + chunk * size
+
+        def cut(array: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(array, start, size, 1)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+            of_chunk = jax.tree.map(
+                lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
+            )
+            held[:] = _put(held, k, v, number, start)  # once, so the arrays are changed in place
+            return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=window, **options)
+
+        y = _run(graph, state, from_bits(cut(x), dtype), attend, jax.tree.map(cut, angles))
+        return lax.dynamic_update_slice_in_dim(x, in_bits(y), start, 1), *held
+
+    carry, done = (x, keys, values), jnp.zeros((), jnp.int32)
+    for size in _chunks(x.shape[1]):
+        chunks = (real - done) // size
+        carry = lax.fori_loop(0, chunks, functools.partial(some, first=done, size=size), carry)
+        done = done + chunks * size
+    return carry
+
+
+def _last(
+    state: nnx.State,
+    params: Params,
+    x: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    batch: ContinuedBatch,
+    table: _Table,
+    angles: tuple[Angles, Angles],
+    *,
+    graph: Any,
     config: DecoderConfig,
     dtype: jnp.dtype,
     readout: str,
 ) -> Continued:
-    decoder = bind(config, params)
-    batch = jax.tree.map(jnp.asarray, batch)
-    count = batch.tokens.shape[1]
-    x = in_bits(decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype)))
-    angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
-    graph, layers = nnx.split(decoder.layers)
-    slides, rotates = config.layer_windows, config.layer_rotates
-    window = config.sliding_window
-    mixed = any(slides) and not all(slides)
-    ranks = jnp.arange(count).reshape(-1, QUERIES)
-    tables = {slide: _table(batch, ranks, window if slide else None) for slide in set(slides)}
-    padding = -batch.reads.shape[1] % READS_OF_A_BLOCK
-    reads = jnp.pad(batch.reads[0], (0, padding)).reshape(-1, READS_OF_A_BLOCK)
-    last = config.num_hidden_layers - 1
-    read_table = _table(batch, reads, window if slides[last] else None)
-    sizes = [size for size in CHUNKS if size <= count]
-    real = -(-batch.used[0] // sizes[-1]) * sizes[-1]  # tokens, with the padding of the last chunk
+    """Run the last layer, with its queries and mlp only at the read tokens, and the head."""
+    held, last, reads = [keys, values], config.num_hidden_layers - 1, jnp.asarray(batch.reads)
+    padding = _padded_reads(batch).shape[1] - reads.shape[1]
+    window = config.sliding_window if config.layer_windows[last] else None
 
-    def weights(number: Any) -> Any:
-        """Return the state of a layer, a copy: its chunks share it."""
-        return jax.tree.map(lambda leaf: row_of(leaf, number), layers)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+        held[:] = _put(held, k, v, last, 0)
+        q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
+        out = _attend(q, held, batch=batch, layer=last, table=table, window=window, **options)
+        return out[:, : reads.shape[1]]
 
-    def layer(
-        state: Any, x: jax.Array, attend: Any, angles: tuple[Angles, Angles], places: Any = None
-    ) -> Any:
-        context = LayerContext(
-            query_angles=angles[0],
-            key_angles=angles[1],
-            attend=attend,
-            constrain=constrainer(None),
-            places=places,
-        )
-        return nnx.merge(graph, state)(x, context)
+    y = _run(graph, state, from_bits(x, dtype), attend, angles, reads)
+    read = config.head(params, States(y, None, bind(config, params).normed, at_reads=True))
+    return read_out(read, readout), held[0], held[1]
 
-    def put(held: Sequence[jax.Array], k: jax.Array, v: jax.Array, number: Any, start: Any) -> Any:
-        """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
-        keys, values = held
-        k, v = in_bits(k), in_bits(v)
-        return (
-            lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
-            lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
-        )
 
-    def run(number: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Run the layer chunk by chunk: later chunks need the keys and values of earlier ones."""
-        slide, rotated = jnp.asarray(slides)[number], jnp.asarray(rotates)[number]
+def _run(
+    graph: Any,
+    state: nnx.State,
+    x: jax.Array,
+    attend: Any,
+    angles: tuple[Angles, Angles],
+    places: jax.Array | None = None,
+) -> jax.Array:
+    context = LayerContext(
+        query_angles=angles[0],
+        key_angles=angles[1],
+        attend=attend,
+        constrain=constrainer(None),
+        places=places,
+    )
+    return nnx.merge(graph, state)(x, context)[0]
 
-        def chosen(of_kind: Callable[[bool], Any]) -> Any:
-            """Return the value for the kind of this layer."""
-            if not mixed:
-                return of_kind(slides[0])
-            return jax.tree.map(lambda a, b: jnp.where(slide, a, b), of_kind(True), of_kind(False))
 
-        table, state = chosen(tables.__getitem__), weights(number)
-        of_layer = chosen(lambda slides: angles(slides, rotated))
-        within = chosen(lambda slides: window if slides else _EVERYWHERE) if any(slides) else None
-
-        def some(
-            chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array, size: int
-        ) -> tuple[jax.Array, ...]:
-            x, *held = carry
-            start = first + chunk * size
-
-            def cut(array: jax.Array) -> jax.Array:
-                return lax.dynamic_slice_in_dim(array, start, size, 1)
-
-            def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-                of_chunk = jax.tree.map(
-                    lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
-                )
-                held[:] = put(held, k, v, number, start)  # once, so the arrays are changed in place
-                return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=within, **options)
-
-            y, _ = layer(state, from_bits(cut(x), dtype), attend, jax.tree.map(cut, of_layer))
-            return lax.dynamic_update_slice_in_dim(x, in_bits(y), start, 1), *held
-
-        done = jnp.zeros((), jnp.int32)
-        for size in sizes:
-            chunks = (real - done) // size
-            carry = lax.fori_loop(0, chunks, functools.partial(some, first=done, size=size), carry)
-            done = done + chunks * size
-        return carry
-
-    keys, values = fresh
-    # The last block may have places after the last chunk, which are masked. Their old values could be infinite.
-    clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
-    values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
-    x, *held = lax.fori_loop(0, last, run, (x, keys, values))
-    x = from_bits(x, dtype)
-
-    def attend_reads(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-        held[:] = put(held, k, v, last, 0)
-        out = _attend(
-            jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0))),
-            held,
-            batch=batch,
-            layer=last,
-            table=read_table,
-            window=window if slides[last] else None,
-            **options,
-        )
-        return out[:, : out.shape[1] - padding]
-
-    x, _ = layer(weights(last), x, attend_reads, angles(slides[last], rotates[last]), batch.reads)
-    read = config.head(params, States(x, None, decoder.normed, at_reads=True))
-    return read_out(read, readout), *held
+def _put(
+    held: Sequence[jax.Array], k: jax.Array, v: jax.Array, number: Any, start: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
+    keys, values = held
+    k, v = in_bits(k), in_bits(v)
+    return (
+        lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
+        lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
+    )
 
 
 def _table(batch: Any, ranks: jax.Array, window: int | None) -> _Table:
@@ -257,7 +359,7 @@ def _attend(
     batch: Any,
     layer: jax.Array | int,
     table: _Table,
-    window: jax.Array | int | None,
+    window: int | None,
     softcap: float | None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:

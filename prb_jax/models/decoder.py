@@ -70,9 +70,9 @@ class LayerStacks:
         graph, self._read, self._state = nnx.split(layers, read, ...)
         self.graphs: dict[Kind, Any] = {self._kind: graph}
 
-    def at(self, layer: int | jax.Array) -> nnx.State:
-        """Return the state of one layer, sliced from the stacks."""
-        return self._whole(jax.tree.map(lambda leaf: row_of(leaf, layer), self._state), layer)
+    def at(self, layer: int | jax.Array, take: Callable[..., jax.Array] = row_of) -> nnx.State:
+        """Return the state of one layer; ``take`` returns a row of a stack."""
+        return self._whole(jax.tree.map(lambda leaf: take(leaf, layer), self._state), layer)
 
     def _whole(self, state: nnx.State, layer: int | jax.Array) -> nnx.State:
         """Return the state of one layer with the rows that it reads itself."""

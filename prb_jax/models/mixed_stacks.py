@@ -57,8 +57,8 @@ class MixedStacks(LayerStacks):
             self.graphs[kind], self._read[kind], self._states[kind] = parts
         self._lead, self._period = _division(self.kinds)
 
-    def at(self, layer: Any) -> nnx.State:
-        return self._taken(self.kinds[layer], functools.partial(_count, self.kinds[:layer]))
+    def at(self, layer: Any, take: Callable[..., jax.Array] = row_of) -> nnx.State:
+        return self._taken(self.kinds[layer], functools.partial(_count, self.kinds[:layer]), take)
 
     def scan(self, body: Body, x: jax.Array, *, count: int, indexed: bool) -> tuple[jax.Array, Kept]:
         lead, length = min(self._lead, count), self._period
@@ -128,14 +128,13 @@ class MixedStacks(LayerStacks):
             parts.append(value)
         return x, _joined(parts)
 
-    def _taken(self, kind: Kind, index: _Starts) -> nnx.State:
+    def _taken(self, kind: Kind, index: _Starts, take: Callable[..., jax.Array] = row_of) -> nnx.State:
         """Return the state of one layer, with its index among the layers of each part."""
 
-        def take(variable: Any) -> Any:
-            at = index(variable.get_metadata("part"))
-            return variable.replace(row_of(variable[...], at))
+        def taken(variable: Any) -> Any:
+            return variable.replace(take(variable[...], index(variable.get_metadata("part"))))
 
-        return self._with_rows(kind, _map(take, self._states[kind]), index)
+        return self._with_rows(kind, _map(taken, self._states[kind]), index)
 
     def _with_rows(self, kind: Kind, state: nnx.State, index: _Starts) -> nnx.State:
         """Return the state of one layer with the rows that the layer reads itself."""

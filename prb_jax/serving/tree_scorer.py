@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.models.continued import ContinuedFn, Fresh, block_shapes, make_continued_fn, make_fresh
+from prb_jax.models.continued import ContinuedScorer, Fresh, block_shapes, make_fresh
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, rows_of_trees, stream_batches
 from prb_jax.scoring.reward_model import RewardModel
@@ -81,10 +81,12 @@ class TreeScorer:
         return partial(stream_batches, shape=self.shapes.fixed[-1], options=self.shapes)
 
     @cached_property
-    def program(self) -> ContinuedFn:
+    def program(self) -> ContinuedScorer:
         """Program that scores streams after cached tokens."""
-        model = self.model
-        return make_continued_fn(model.decoder, dtype=jnp.dtype(model.dtype), readout=model.labels)
+        model, dtype = self.model, jnp.dtype(self.model.dtype)
+        return ContinuedScorer(
+            model.params, config=model.decoder, mesh=model.mesh, dtype=dtype, readout=model.labels
+        )
 
     def kept(self, tree: Tree) -> KeptPrefix:
         """Return the cached tokens of a tree's prefix, as many as a stream has room for."""
@@ -140,7 +142,7 @@ class TreeScorer:
             return lambda: np.asarray(scores, np.float32)
         sizes = [np.shape(array) for array in jax.tree.leaves(batch.batch)]
         with compiling(self.program, *sizes):
-            rewards, *fresh = self.program(self.model.params, batch.batch, self._fresh(batch))
+            rewards, *fresh = self.program(batch.batch, self._fresh(batch))
 
         def finish() -> np.ndarray:
             assert self.cache is not None

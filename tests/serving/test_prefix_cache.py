@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import prb_jax as prb
 from prb_jax.errors import PrbWarning, RunError
@@ -37,6 +38,7 @@ from prb_jax.trees.streams import PackedStream, StreamShape
 from prb_jax.trees.tree import BLOCK, build_tree, common_run
 from tests.scoring.records import text, write_model
 from tests.serving.local_server import serving
+from tests.tiny_models import FAMILIES
 
 RANDOM = np.random.default_rng(0)
 PROFILES = [RANDOM.integers(4, 90, size) for size in (150, 37, 300, 64)]
@@ -68,24 +70,30 @@ def computed(scorer: TreeScorer, places: Sequence[int]) -> int:
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        ("qwen3", {}),
-        ("gemma2", {"sliding_window": 70}),  # a softcap too, and layers of both kinds
-        ("gpt_oss", {"sliding_window": 70}),  # attention sinks and experts
+        ("qwen3", {"num_hidden_layers": 2}),
+        ("gemma2", {"num_hidden_layers": 3, "sliding_window": 70}),  # a softcap too, and layers of both kinds
+        ("gpt_oss", {"num_hidden_layers": 2, "sliding_window": 70}),  # attention sinks and experts
+        ("qwen3_moe-lead", {"num_hidden_layers": 3}),  # the first layer has no experts
+        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
 def test_scores_do_not_depend_on_what_is_kept(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    model = prb.load(write_model(tmp_path, family, num_hidden_layers=2, **settings))
+    model = prb.load(write_model(tmp_path, family, **settings))
+    if (why := why_not_kept(model.decoder, model.mesh, cast(Any, model.streams))) is not None:
+        pytest.skip(why)
     plain = values(opened(model, held=0), range(len(ITEMS)))
     scorer = opened(model, held=10**8)
-    program = cast(Any, scorer.program)
-    before = program._cache_size()
+    programs = cast(Any, scorer.program.programs)
+    parts = programs.begin, *programs.middle.values(), programs.last
+    before = [part._cache_size() for part in parts]
     scorer.compile()
     for turn in range(2):
         order = np.random.default_rng(turn).permutation(len(ITEMS)).tolist()
         for start in range(0, len(order), 4):
             places = order[start : start + 4]
             np.testing.assert_allclose(values(scorer, places), plain[places], atol=1e-5, rtol=0)
-    assert program._cache_size() - before == len(cast(Any, scorer.shapes).fixed)
+    shapes = len(cast(Any, scorer.shapes).fixed)
+    assert [part._cache_size() - held for part, held in zip(parts, before)] == [shapes] * len(parts)
     assert [computed(scorer, [place]) for place in range(len(ITEMS))] == [*map(left, CONVERSATIONS)]
 
 
@@ -95,6 +103,38 @@ def left(ids: np.ndarray) -> int:
     whole = (len(ids) - 1) // PAGE * PAGE
     others = [other for other in CONVERSATIONS if (len(other) - 1) // PAGE * PAGE > whole]
     return len(ids) - max(whole, *(common_run([ids[:-1], other]) for other in others), 0)
+
+
+def compiled_layers(scorer: TreeScorer, shape: StreamShape) -> list[Any]:
+    """Return the programs of a middle layer and of the last one, compiled for an empty cache."""
+    model, program, store = scorer.model, cast(Any, scorer.program), scorer.store
+    assert store is not None
+    packed = PackedStream(shape, (0,), (0,), 2)
+    laid = lay_behind([build_tree([[0, 0]])], packed, [KeptPrefix()], store)
+    dtype, batch = jnp.dtype(model.dtype), laid.batch
+    fresh = make_fresh(model.decoder, model.mesh, dtype, shape.tokens)
+    x, keys, values, facts = program.programs.begin(model.params, batch, *fresh)
+    (middle,), last, layers = program.programs.middle.values(), program.programs.last, program.layers
+    angles = facts.angles[False, True]
+    given = x, keys, values, 0, batch, facts.real, facts.tables[False], angles
+    return [
+        middle.lower(layers[0], *given).compile(),
+        last.lower(layers[-1], model.params, x, keys, values, batch, facts.reads, angles).compile(),
+    ]
+
+
+def test_a_layer_is_a_view_of_the_stack_of_all_layers(model: prb.RewardModel) -> None:
+    layers, stacks = opened(model, held=10**6).program.layers, model.params["layers"]
+    aligned = 0
+    for number, layer in enumerate(layers):
+        for (name,), variable in nnx.to_flat_state(layer):
+            row, stack = variable[...], stacks[name]
+            np.testing.assert_array_equal(row, stack[number])
+            if row.nbytes % 64 == 0:
+                aligned += 1
+                start = stack.unsafe_buffer_pointer() + number * row.nbytes
+                assert row.unsafe_buffer_pointer() == start, name
+    assert aligned > 2 * len(layers)
 
 
 def test_in_bfloat16_keys_and_values_are_read_where_they_are(tmp_path: Path) -> None:
@@ -109,10 +149,8 @@ def test_in_bfloat16_keys_and_values_are_read_where_they_are(tmp_path: Path) -> 
     shape, store = cast(Any, scorer.shapes).fixed[0], scorer.store
     assert store is not None
     assert store.keys.nbytes > 4e6
-    laid = lay_behind([build_tree([[0, 0]])], PackedStream(shape, (0,), (0,), 2), [KeptPrefix()], store)
-    fresh = make_fresh(model.decoder, model.mesh, jnp.dtype(jnp.bfloat16), shape.tokens)
-    compiled = cast(Any, scorer.program).lower(model.params, laid.batch, fresh).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 1e6
+    for compiled in compiled_layers(scorer, shape):
+        assert compiled.memory_analysis().temp_size_in_bytes < 1e6
 
 
 @pytest.mark.slow
@@ -120,18 +158,14 @@ def test_a_batch_copies_no_keys_and_values_of_all_layers(tmp_path: Path) -> None
     """Each chunk of tokens writes into them in place: copies would take several times as long as the layers."""
     scorer = opened(prb.load(write_model(tmp_path, "qwen3", num_hidden_layers=5)), held=10**6)
     shape = cast(Any, scorer.shapes).fixed[-1]
-    assert scorer.store is not None
-    packed = PackedStream(shape, (0,), (0,), 2)
-    laid = lay_behind([build_tree([[0, 0]])], packed, [KeptPrefix()], scorer.store)
-    fresh = make_fresh(scorer.model.decoder, scorer.model.mesh, np.dtype(np.float32), shape.tokens)
-    compiled = cast(Any, scorer.program).lower(scorer.model.params, laid.batch, fresh).compile().as_text()
     sizes = (
         f"{scorer.model.decoder.head_dim},{shape.tokens}",
         f"{shape.tokens},{scorer.model.decoder.head_dim}",
     )
-    of_all_layers = re.findall(rf"= f32\[5,2,(?:{sizes[0]}|{sizes[1]})\]\S* (\S+?)\(", compiled)
-    assert "dynamic-update-slice" in of_all_layers
-    assert "copy" not in of_all_layers
+    for compiled in compiled_layers(scorer, shape):
+        found = re.findall(rf"= f32\[5,2,(?:{sizes[0]}|{sizes[1]})\]\S* (\S+?)\(", compiled.as_text())
+        assert "dynamic-update-slice" in found
+        assert "copy" not in found
 
 
 def test_scores_do_not_depend_on_the_old_contents_of_arrays(model: prb.RewardModel) -> None:
