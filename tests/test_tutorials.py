@@ -100,3 +100,4 @@ def test_outputs_are_compared_without_numbers_but_with_words():
     assert not has_shape(printed, "model accuracy\nblind 0.4 [0.3..0.5]\n")
     assert not has_shape(printed, "model accuracy\nseen 7\n...\n")
     assert not has_shape(printed, "model margin\nblind 0.4 [0.3..0.5]\nseen 7\n")
+    assert has_shape("scores [-0.49252546 -2.4594975 ]\n", "scores [-0.4918862 -2.4609394]\n")

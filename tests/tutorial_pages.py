@@ -79,7 +79,8 @@ def _run(commands: str, folder: Path) -> str:
 def shape(text: str) -> list[str]:
     """Return the lines of an output without numbers, rules and spaces, which differ between machines."""
     lines = (re.sub(r"[\s─━│┃╇┼]+", " ", _NUMBER.sub("#", line)).strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    # NumPy writes the numbers of an array with the same width.
+    return [re.sub(r"(?<=\[) | (?=\])", "", line) for line in lines if line]
 
 
 def has_shape(printed: str, shown: str) -> bool:

@@ -21,7 +21,14 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
-from prb_jax.models.attention.streams import HEADS, LEAST_TOTAL, MASKED, READS_OF_A_BLOCK, divisor
+from prb_jax.models.attention.streams import (
+    LEAST_TOTAL,
+    MASKED,
+    READS_OF_A_BLOCK,
+    runs_of,
+    turned,
+    turned_back,
+)
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import Kind
 from prb_jax.models.decoder import Params, stacks_of
@@ -378,73 +385,66 @@ def _attend(
     keys, values = held
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
-    together = divisor(heads // keys.shape[1], HEADS)  # query heads that share a kv head
-    runs = heads // together
-    queries = in_bits(q[0]).reshape(blocks, width, runs, together, size).transpose(2, 0, 4, 1, 3)
-    queries = queries.reshape(runs, blocks, size, width * together)
-    kept = len(batch.rows)  # blocks
+    runs = runs_of(heads, keys.shape[1], width)
+    queries, kept = turned(q)[0], len(batch.rows)  # cached blocks
 
-    def of_run(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        run, queries = inputs
-        head = run // (runs // keys.shape[1])
+    def of_block(
+        run: jax.Array, head: jax.Array, block: jax.Array, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        out, log = carry
+        query, own = (
+            from_bits(runs.cut(queries, run, block), q.dtype),
+            jax.tree.map(lambda x: x[block], table),
+        )
+        rank, at = (jnp.tile(x, runs.heads) for x in (own.ranks, own.positions))
 
-        def of_block(inputs: tuple[jax.Array, _Table]) -> tuple[jax.Array, jax.Array]:
-            query, own = from_bits(inputs[0], q.dtype), inputs[1]
-            rank, at = (jnp.repeat(x, together) for x in (own.ranks, own.positions))
+        def pair(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Return keys [BLOCK, H] and values [H, BLOCK] of a block."""
 
-            def pair(number: jax.Array) -> tuple[jax.Array, jax.Array]:
-                """Return keys [BLOCK, H] and values [H, BLOCK] of a block."""
+            def old() -> tuple[jax.Array, jax.Array]:
+                place = batch.rows[number], layer, head, 0, 0
+                k = lax.dynamic_slice(batch.keys, place, (1, 1, 1, BLOCK, size))
+                v = lax.dynamic_slice(batch.values, place, (1, 1, 1, size, BLOCK))
+                return k[0, 0, 0], v[0, 0, 0]
 
-                def old() -> tuple[jax.Array, jax.Array]:
-                    place = batch.rows[number], layer, head, 0, 0
-                    k = lax.dynamic_slice(batch.keys, place, (1, 1, 1, BLOCK, size))
-                    v = lax.dynamic_slice(batch.values, place, (1, 1, 1, size, BLOCK))
-                    return k[0, 0, 0], v[0, 0, 0]
+            def new() -> tuple[jax.Array, jax.Array]:
+                start = (number - kept) * BLOCK
+                k = lax.dynamic_slice(keys, (layer, head, start, 0), (1, 1, BLOCK, size))
+                v = lax.dynamic_slice(values, (layer, head, 0, start), (1, 1, size, BLOCK))
+                return k[0, 0], v[0, 0]
 
-                def new() -> tuple[jax.Array, jax.Array]:
-                    start = (number - kept) * BLOCK
-                    k = lax.dynamic_slice(keys, (layer, head, start, 0), (1, 1, BLOCK, size))
-                    v = lax.dynamic_slice(values, (layer, head, 0, start), (1, 1, size, BLOCK))
-                    return k[0, 0], v[0, 0]
+            k, v = lax.cond(number < kept, old, new)
+            return from_bits(k, q.dtype), from_bits(v, q.dtype)
 
-                k, v = lax.cond(number < kept, old, new)
-                return from_bits(k, q.dtype), from_bits(v, q.dtype)
+        def step(index: jax.Array, carry: tuple[jax.Array, ...], *, masked: bool) -> tuple[jax.Array, ...]:
+            top, total, result = carry
+            number = own.keys[index]
+            k, v = pair(number)
+            scores = soft_capped(product(k, query), softcap)
+            if masked:
+                since, until, positions = (
+                    lax.dynamic_slice_in_dim(x[0], number * BLOCK, BLOCK)[:, None]
+                    for x in (batch.since, batch.until, batch.positions)
+                )
+                seen = (since <= rank) & (rank < until)
+                if window is not None:
+                    seen &= at - positions < window
+                scores = jnp.where(seen, scores, MASKED)
+            higher = jnp.maximum(top, scores.max(axis=0))
+            weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
+            result = result * fading + product(v, rounded(weights, q.dtype))
+            return higher, total * fading + weights.sum(axis=0), result
 
-            def step(
-                index: jax.Array, carry: tuple[jax.Array, ...], *, masked: bool
-            ) -> tuple[jax.Array, ...]:
-                top, total, result = carry
-                number = own.keys[index]
-                k, v = pair(number)
-                scores = soft_capped(product(k, query), softcap)
-                if masked:
-                    since, until, positions = (
-                        lax.dynamic_slice_in_dim(x[0], number * BLOCK, BLOCK)[:, None]
-                        for x in (batch.since, batch.until, batch.positions)
-                    )
-                    seen = (since <= rank) & (rank < until)
-                    if window is not None:
-                        seen &= at - positions < window
-                    scores = jnp.where(seen, scores, MASKED)
-                higher = jnp.maximum(top, scores.max(axis=0))
-                weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-                result = result * fading + product(v, rounded(weights, q.dtype))
-                return higher, total * fading + weights.sum(axis=0), result
+        rows = query.shape[1]
+        # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
+        first = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((size, rows))
+        whole, partly = own.counts[0], own.counts[1]
+        some = lax.fori_loop(0, whole, functools.partial(step, masked=False), first)
+        top, total, result = lax.fori_loop(whole, whole + partly, functools.partial(step, masked=True), some)
+        total = jnp.maximum(total, LEAST_TOTAL)
+        out = runs.put(out, in_bits((result / total).astype(q.dtype)), run, block)
+        return out, runs.put(log, top + jnp.log(total), run, block)
 
-            rows = query.shape[1]
-            # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
-            carry = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((size, rows))
-            whole, partly = own.counts[0], own.counts[1]
-            carry = lax.fori_loop(0, whole, functools.partial(step, masked=False), carry)
-            top, total, result = lax.fori_loop(
-                whole, whole + partly, functools.partial(step, masked=True), carry
-            )
-            total = jnp.maximum(total, LEAST_TOTAL)
-            return in_bits((result / total).astype(q.dtype)), top + jnp.log(total)
-
-        return lax.map(of_block, (queries, table))
-
-    out, log = lax.map(of_run, (jnp.arange(runs), queries))
-    out = from_bits(out.reshape(runs, blocks, size, width, together).transpose(1, 3, 0, 4, 2), q.dtype)
-    log = log.reshape(runs, blocks, width, together).transpose(1, 2, 0, 3)
-    return with_sinks(out.reshape(q.shape), log.reshape(q.shape[:-1]), sinks)
+    nothing = jnp.zeros_like(queries), jnp.zeros((heads, blocks * width))
+    out, log = runs.each(keys.shape[1], blocks, of_block, nothing)
+    return with_sinks(turned_back(out[None], q.dtype), log.T[None], sinks)

@@ -128,7 +128,7 @@ class MixedStacks(LayerStacks):
             parts.append(value)
         return x, _joined(parts)
 
-    def _taken(self, kind: Kind, index: _Starts, take: Callable[..., jax.Array] = row_of) -> nnx.State:
+    def _taken(self, kind: Kind, index: _Starts, take: Callable[..., Any] = row_of) -> nnx.State:
         """Return the state of one layer, with its index among the layers of each part."""
 
         def taken(variable: Any) -> Any:

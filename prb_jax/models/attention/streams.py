@@ -51,9 +51,7 @@ LEAST_TOTAL = 1e-30
 ATTENTION_RESULTS = ("attention_out", "attention_log")
 """Names of the results of attention that a rematerialisation policy may keep."""
 
-HEADS = 2
-"""Maximum number of query heads of one kv head that are computed together: the data of more heads would not fit into
-the caches."""
+HEADS = 2  # query heads of a kv head that are computed together, at most: data of more would not fit into the caches
 
 READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees together
 
@@ -206,11 +204,8 @@ class StreamFacts(NamedTuple):
         carry = lax.fori_loop(0, whole, partial(at, masked=False), carry)
         return lax.fori_loop(whole, whole + partly, partial(at, masked=True), carry)
 
-    def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
-        """Return a mask, bool [BLOCK, rows]: keys in the block at ``start`` that each row of a block of queries
-        sees."""
-        places = self.places[number]
-        place = jnp.repeat(places, rows // len(places))
+    def seen(self, place: jax.Array, start: jax.Array, window: int | None) -> jax.Array:
+        """Return a mask, bool [BLOCK, rows]: keys in the block at ``start`` that the rows at these places see."""
         key = (start + jnp.arange(BLOCK))[:, None]
         seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, BLOCK)[:, None])
         if window is not None:
@@ -223,122 +218,132 @@ class StreamFacts(NamedTuple):
 def attend_blocks(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the attention of queries [S, blocks * C, heads, H] to keys and values [S, N, G, H], and the logarithms of
-    the softmax denominators, float32 [S, blocks * C, heads]. The facts contain the queries' places and blocks of
-    keys."""
+    """Return attention of queries [S, blocks * C, heads, H] to keys and values [S, N, G, H], and logarithms of the
+    softmax denominators, float32 [S, blocks * C, heads]; the facts have the queries' places and blocks of keys."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
-    head, parts = partial(_attend_head, window=window, softcap=softcap, dtype=q.dtype), _parts(q, k)
-    queries, k_bits, v_bits = _blocks(in_bits(q), k.shape[2] * parts, facts), in_bits(k), in_bits(v)
-    turned = (k_bits.transpose(0, 2, 1, 3), v_bits.transpose(0, 2, 3, 1))
-    out, log = _each_head(head, facts, queries, *(jnp.repeat(x, parts, axis=1) for x in turned))
-    out = from_bits(_from_blocks(out, q.shape), q.dtype)
+    attend = partial(_attend_stream, window=window, softcap=softcap, dtype=q.dtype)
+    of_streams = facts, turned(q), in_bits(k).swapaxes(1, 2), turned(v)
+    out, log = lax.map(lambda args: attend(*args), of_streams)
+    out, log = turned_back(out, q.dtype), log.swapaxes(1, 2)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
-    return (out, _from_blocks(log[..., None, :], (*q.shape[:-1], 1))[..., 0]), (q, k, v, facts, out, log)
+    return (out, log), (q, k, v, facts, out, log)
 
 
 def _attend_backward(
     window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q, k, v, facts, out, log = kept
-    cotangent, of_log = cotangents
-    parts = _parts(q, k)
-    runs = k.shape[2] * parts
+    (q, k, v, facts, out, log), (cotangent, of_log) = kept, cotangents
     # For each row, the derivative of a softmax needs only the sum of weight times derivative by weight. The derivative
     # of the logarithm by a score is the score's weight.
     products = without_unit_axes(cotangent.astype(jnp.float32) * out.astype(jnp.float32))
     inner = products.sum(axis=-1).reshape(of_log.shape) - of_log
-    to_q, to_k, to_v = _each_head(
-        partial(_attend_head_backward, window=window, softcap=softcap, dtype=q.dtype),
-        facts,
-        _blocks(in_bits(q), runs, facts),
-        _blocks(in_bits(cotangent), runs, facts),
-        *(jnp.repeat(in_bits(x).transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
-        log,
-        _blocks(inner[..., None], runs, facts)[..., 0, :],
-    )
-
-    def of_keys(x: jax.Array, like: jax.Array) -> jax.Array:
-        """[S, runs, N, H] -> [S, N, G, H]: the sum over the runs of a kv head."""
-        summed = x.reshape(x.shape[0], -1, parts, *x.shape[2:]).sum(axis=2)
-        return summed.transpose(0, 2, 1, 3).astype(like.dtype)
-
-    to_q = from_bits(_from_blocks(to_q, q.shape), q.dtype)
-    return to_q, of_keys(to_k, k), of_keys(to_v, v), None
+    attend = partial(_attend_stream_backward, window=window, softcap=softcap, dtype=q.dtype)
+    of_tokens = (x.swapaxes(1, 2) for x in (in_bits(k), in_bits(v), log, inner))
+    of_streams = facts, turned(q), turned(cotangent), *of_tokens
+    to_q, to_k, to_v = lax.map(lambda args: attend(*args), of_streams)
+    return turned_back(to_q, q.dtype), *(x.swapaxes(1, 2).astype(k.dtype) for x in (to_k, to_v)), None
 
 
 attend_blocks.defvjp(_attend_forward, _attend_backward)
 
 
-def _parts(q: jax.Array, k: jax.Array) -> int:
-    """Return the number of runs, of at most :data:`HEADS` query heads each, per kv head."""
-    group = q.shape[2] // k.shape[2]
-    return group // divisor(group, HEADS)
+def turned(x: jax.Array) -> jax.Array:
+    """[S, N, heads, H] -> [S, heads, H, N], in bits: see :func:`prb_jax.models.layers.in_bits`.
+
+    XLA for CPUs transposes two neighbouring groups of axes at the rate of the memory, and takes ten times as long if it
+    splits axes or converts numbers on the way. It does not convert halves that are joined.
+    """
+    if x.dtype == jnp.bfloat16:
+        x = jnp.concatenate([in_bits(half) for half in jnp.split(x, [x.shape[-1] // 2], axis=-1)], axis=-1)
+    return x.transpose(0, 2, 3, 1)
 
 
-def _blocks(x: jax.Array, runs: int, facts: StreamFacts) -> jax.Array:
-    """[S, queries, heads, H] -> [S, runs, blocks, H, C * heads / runs]: the query heads of a run share their keys."""
-    streams, _, heads, size = x.shape
-    blocks = facts.places.shape[1]
-    x = x.reshape(streams, blocks, -1, runs, heads // runs, size)
-    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, runs, blocks, size, -1)
+def turned_back(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Invert :func:`turned`."""
+    if dtype != jnp.bfloat16:
+        return x.transpose(0, 3, 1, 2)
+    halves = (half.transpose(0, 3, 1, 2) for half in jnp.split(x, [x.shape[1] // 2], axis=1))
+    return from_bits(jnp.concatenate([*halves], axis=2), dtype)
 
 
-def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Invert :func:`_blocks`."""
-    streams, runs, blocks, size, rows = x.shape
-    heads = shape[2] // runs
-    x = x.reshape(streams, runs, blocks, size, rows // heads, heads)
-    return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
+class Runs(NamedTuple):
+    """Query heads of a kv head that are computed together, and blocks of their queries."""
+
+    heads: int  # of a run
+    of_kv_head: int  # runs
+    tokens: int  # of a block
+
+    def cut(self, x: jax.Array, run: jax.Array, number: jax.Array) -> jax.Array:
+        """Return the rows of a block: [heads, ..., N] -> [..., rows], the tokens of a head next to each other."""
+        sizes = 1, *x.shape[1:-1], self.tokens
+        heads = (lax.dynamic_slice(x, place, sizes)[0] for place in self._places(x, run, number))
+        return jnp.concatenate([*heads], axis=-1)
+
+    def put(self, x: jax.Array, rows: jax.Array, run: jax.Array, number: jax.Array) -> jax.Array:
+        """Return x [heads, ..., N] with the rows of a block."""
+        places = self._places(x, run, number)
+        for head, place in zip(jnp.split(rows, self.heads, axis=-1), places, strict=True):
+            x = lax.dynamic_update_slice(x, head[None], place)
+        return x
+
+    def _places(self, x: jax.Array, run: jax.Array, number: jax.Array) -> list[tuple[Any, ...]]:
+        between = [0] * (x.ndim - 2)
+        return [(run * self.heads + head, *between, number * self.tokens) for head in range(self.heads)]
+
+    def each(self, kv_heads: int, blocks: jax.Array | int, block: Callable[..., Any], carry: Any) -> Any:
+        """Call block(run, kv head, number, carry) for each block of each run."""
+
+        def at(index: jax.Array, carry: Any) -> Any:
+            run = index // blocks
+            return block(run, run // self.of_kv_head, index % blocks, carry)
+
+        return lax.fori_loop(0, kv_heads * self.of_kv_head * blocks, at, carry)
 
 
-def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array) -> Any:
-    """Call head(facts, ...) for every stream and run of heads, sequentially: the two leading axes of the arrays."""
-
-    def stream(args: tuple[StreamFacts, tuple[jax.Array, ...]]) -> Any:
-        stream_facts, arrays = args
-        return lax.map(lambda of_head: head(stream_facts, *of_head), arrays)
-
-    return lax.map(stream, (facts, arrays))
+def runs_of(heads: int, kv_heads: int, tokens: int) -> Runs:
+    """Return the runs of query heads, with blocks of so many tokens."""
+    together = divisor(heads // kv_heads, HEADS)
+    return Runs(together, heads // kv_heads // together, tokens)
 
 
-def _attend_head(
+def _attend_stream(
     facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array,
     *, window: int | None, softcap: float | None, dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Return output and softmax denominators of the query heads that share a kv head.
+    """Return output and softmax denominators of the queries of a stream, zeros for blocks of padding.
 
     Args:
         facts: Facts of the stream.
-        q: Scaled queries [blocks, H, rows], like k and v in bits: see :func:`prb_jax.models.layers.in_bits`.
-        k: Keys [N, H].
-        v: Values [H, N].
+        q: Scaled queries [heads, H, queries], like k and v in bits: see :func:`prb_jax.models.layers.in_bits`.
+        k, v: Keys [G, N, H] and values [G, H, N].
         window, softcap: Same as in :func:`prb_jax.models.attention.streams.stream_attention`.
         dtype: Dtype of the factors.
 
     Returns:
-        Output [blocks, H, rows] in bits, and the logarithms of the softmax denominators, float32 [blocks, rows].
-        Blocks of padding contain zeros.
+        Output [heads, H, queries] in bits, and logarithms of the softmax denominators, float32 [heads, queries].
     """
-    blocks, head_dim, rows = q.shape
-    of_block = partial(_of_block, dtype=dtype)
+    runs, head_dim = runs_of(len(q), len(k), facts.places.shape[1]), q.shape[1]
+    rows = runs.heads * runs.tokens
 
-    def block(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def block(run: jax.Array, kv_head: jax.Array, number: jax.Array, carry: Any) -> Any:
+        places = jnp.tile(facts.places[number], runs.heads)
         out, log = carry
-        query = from_bits(q[number], dtype)
+        query = from_bits(runs.cut(q, run, number), dtype)
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, result = carry
-            scores = soft_capped(product(of_block(k, start), query), softcap)
+            scores = soft_capped(product(_of_block(k, kv_head, start, dtype), query), softcap)
             if masked:
-                scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
+                scores = jnp.where(facts.seen(places, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
             weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            result = result * fading + product(of_block(v, start, axis=1), rounded(weights, dtype))
+            value = _of_block(v, kv_head, start, dtype, 1)
+            result = result * fading + product(value, rounded(weights, dtype))
             return higher, total * fading + weights.sum(axis=0), result
 
         # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
@@ -346,69 +351,75 @@ def _attend_head(
         nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
         top, total, result = facts.walk(number, step, (first, *nothing))
         total = jnp.maximum(total, LEAST_TOTAL)
-        result = in_bits((result / total).astype(dtype))
-        out = lax.dynamic_update_index_in_dim(out, result, number, 0)
-        return out, lax.dynamic_update_index_in_dim(log, top + jnp.log(total), number, 0)
+        out = runs.put(out, in_bits((result / total).astype(dtype)), run, number)
+        return out, runs.put(log, top + jnp.log(total), run, number)
 
-    empty = jnp.zeros_like(q), jnp.zeros((blocks, rows), jnp.float32)
-    return lax.fori_loop(0, facts.real, block, empty)
+    empty = jnp.zeros_like(q), jnp.zeros((len(q), q.shape[2]), jnp.float32)
+    return runs.each(len(k), facts.real, block, empty)
 
 
-def _attend_head_backward(
+def _attend_stream_backward(
     facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
     *, window: int | None, softcap: float | None, dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Return the gradients by q [blocks, H, rows], in bits, and by k and v, float32 [N, H].
+    """Return the gradients by q [heads, H, queries], in bits, and by k and v, float32 [G, N, H].
 
     Args:
-        facts, q, window, softcap, dtype: Same as in :func:`_attend_head`.
-        pulled: Gradient by the output of :func:`_attend_head` [blocks, H, rows], like q in bits.
-        k, v: Keys and values [N, H], in bits.
-        log: Logarithms from :func:`_attend_head`.
-        inner: Inner product of output and ``pulled``, float32 [blocks, rows].
+        facts, q, window, softcap, dtype: Same as in :func:`_attend_stream`.
+        pulled: Gradient by the output of :func:`_attend_stream` [heads, H, queries], like q in bits.
+        k, v: Keys and values [G, N, H], in bits.
+        log, inner: Logarithms, and inner products of output and ``pulled``, float32 [heads, queries].
     """
-    _, head_dim, rows = q.shape
+    runs, head_dim = runs_of(len(q), len(k), facts.places.shape[1]), q.shape[1]
     # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
-    turned_k = lax.optimization_barrier(k.T)
-    of_block = partial(_of_block, dtype=dtype)
+    turned_k = lax.optimization_barrier(k.swapaxes(1, 2))
 
-    def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def block(run: jax.Array, kv_head: jax.Array, number: jax.Array, carry: Any) -> Any:
+        places = jnp.tile(facts.places[number], runs.heads)
         to_q, to_k, to_v = carry
-        query, towards = from_bits(q[number], dtype), from_bits(pulled[number], dtype)
+        query, towards = (from_bits(runs.cut(x, run, number), dtype) for x in (q, pulled))
         turned_query, turned_towards = query.T, towards.T
-        logs, inners = log[number], inner[number]
+        logs, inners = (runs.cut(x, run, number) for x in (log, inner))
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_query, to_k, to_v = carry
-            capped = soft_capped(product(of_block(k, start), query), softcap)
+            key, value = (_of_block(x, kv_head, start, dtype) for x in (k, v))
+            turned_key = _of_block(turned_k, kv_head, start, dtype, 1)
+            capped = soft_capped(product(key, query), softcap)
             weights = jnp.exp(capped - logs)
             if masked:
-                weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
-            gradient = weights * (product(of_block(v, start), towards) - inners)
+                weights = jnp.where(facts.seen(places, start, window), weights, 0.0)
+            gradient = weights * (product(value, towards) - inners)
             if softcap is not None:
                 gradient = gradient * (1.0 - jnp.square(capped / softcap))
             weights, gradient = rounded(weights, dtype), rounded(gradient, dtype)
-            to_query = to_query + product(of_block(turned_k, start, axis=1), gradient)
-            to_k = _add_rows(to_k, product(gradient, turned_query), start)
-            return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), start)
+            to_query = to_query + product(turned_key, gradient)
+            to_k = _add_rows(to_k, product(gradient, turned_query), kv_head, start)
+            return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), kv_head, start)
 
-        first = jnp.zeros((head_dim, rows), jnp.float32)
+        first = jnp.zeros((head_dim, runs.heads * runs.tokens), jnp.float32)
         to_query, to_k, to_v = facts.walk(number, step, (first, to_k, to_v))
-        return lax.dynamic_update_index_in_dim(to_q, in_bits(to_query.astype(dtype)), number, 0), to_k, to_v
+        return runs.put(to_q, in_bits(to_query.astype(dtype)), run, number), to_k, to_v
 
     nothing = jnp.zeros(k.shape, jnp.float32)
-    return lax.fori_loop(0, facts.real, block, (jnp.zeros_like(q), nothing, nothing))
+    return runs.each(len(k), facts.real, block, (jnp.zeros_like(q), nothing, nothing))
 
 
-def _of_block(x: jax.Array, start: jax.Array, *, axis: int = 0, dtype: jnp.dtype) -> jax.Array:
-    """Return a block of tokens of x, which is in bits."""
-    return from_bits(lax.dynamic_slice_in_dim(x, start, BLOCK, axis), dtype)
+def _of_block(x: jax.Array, head: jax.Array, start: jax.Array, dtype: jnp.dtype, axis: int = 0) -> jax.Array:
+    """Return a block of tokens of a head of x [G, ...], which is in bits."""
+    place, sizes = (
+        ((head, start, 0), (1, BLOCK, x.shape[2]))
+        if axis == 0
+        else ((head, 0, start), (1, x.shape[1], BLOCK))
+    )
+    return from_bits(lax.dynamic_slice(x, place, sizes)[0], dtype)
 
 
-def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
-    """Return ``total`` [N, H] with ``more`` [size, H] added to the rows starting at ``start``."""
-    rows = lax.dynamic_slice_in_dim(total, start, len(more), 0) + more
-    return lax.dynamic_update_slice_in_dim(total, rows, start, 0)
+def _add_rows(total: jax.Array, more: jax.Array, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Return ``total`` [G, N, H] with ``more`` [size, H] added to the rows of a head starting at ``start``."""
+    place = head, start, 0
+    rows = lax.dynamic_slice(total, place, (1, *more.shape)) + more
+    return lax.dynamic_update_slice(total, rows, place)
 
 
 def divisor(number: int, most: int) -> int:
