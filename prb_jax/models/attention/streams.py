@@ -244,7 +244,7 @@ def _attend_backward(
     inner = products.sum(axis=-1).reshape(of_log.shape) - of_log
     attend = partial(_attend_stream_backward, window=window, softcap=softcap, dtype=q.dtype)
     of_tokens = (x.swapaxes(1, 2) for x in (in_bits(k), in_bits(v), log, inner))
-    of_streams = facts, turned(q), turned(cotangent), *of_tokens
+    of_streams = facts, turned(q), turned(cotangent), turned(k), *of_tokens
     to_q, to_k, to_v = lax.map(lambda args: attend(*args), of_streams)
     return turned_back(to_q, q.dtype), *(x.swapaxes(1, 2).astype(k.dtype) for x in (to_k, to_v)), None
 
@@ -359,20 +359,20 @@ def _attend_stream(
 
 
 def _attend_stream_backward(
-    facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
-    *, window: int | None, softcap: float | None, dtype: jnp.dtype,
+    facts: StreamFacts, q: jax.Array, pulled: jax.Array, turned_k: jax.Array, k: jax.Array, v: jax.Array,
+    log: jax.Array, inner: jax.Array, *, window: int | None, softcap: float | None, dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Return the gradients by q [heads, H, queries], in bits, and by k and v, float32 [G, N, H].
 
     Args:
         facts, q, window, softcap, dtype: Same as in :func:`_attend_stream`.
         pulled: Gradient by the output of :func:`_attend_stream` [heads, H, queries], like q in bits.
-        k, v: Keys and values [G, N, H], in bits.
+        turned_k, k, v: Keys [G, H, N], keys and values [G, N, H], in bits.
         log, inner: Logarithms, and inner products of output and ``pulled``, float32 [heads, queries].
     """
     runs, head_dim = runs_of(len(q), len(k), facts.places.shape[1]), q.shape[1]
     # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
-    turned_k = lax.optimization_barrier(k.swapaxes(1, 2))
+    turned_k = lax.optimization_barrier(turned_k)
 
     def block(run: jax.Array, kv_head: jax.Array, number: jax.Array, carry: Any) -> Any:
         places = jnp.tile(facts.places[number], runs.heads)
