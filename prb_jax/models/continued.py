@@ -22,10 +22,12 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.streams import (
+    HEADS,
     LEAST_TOTAL,
     MASKED,
     READS_OF_A_BLOCK,
-    runs_of,
+    Runs,
+    divisor,
     turned,
     turned_back,
 )
@@ -385,7 +387,8 @@ def _attend(
     keys, values = held
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
-    runs = runs_of(heads, keys.shape[1], width)
+    group = heads // keys.shape[1]
+    runs = Runs(divisor(group, HEADS), group, width)
     queries, kept = turned(q)[0], len(batch.rows)  # cached blocks
 
     def of_block(

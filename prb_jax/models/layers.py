@@ -190,9 +190,9 @@ def multiplies_bfloat16() -> bool:
 def in_bits(x: jax.Array) -> jax.Array:
     """Return a bfloat16 array as int16, and others unchanged.
 
-    XLA for CPUs can multiply bfloat16, but moves it only as float32: to slice, transpose or update an array, it
-    converts the whole array, and in a loop it keeps the copy. Integers are moved as they are; unsigned ones would be
-    transposed ten times as slowly. They have no gradient.
+    XLA for CPUs multiplies bfloat16, but moves it as float32: to slice or update an array, it converts the whole array,
+    and in a loop it keeps the copy. Integers are moved as they are, but unsigned ones are transposed ten times as
+    slowly. They have no gradient.
     """
     return lax.bitcast_convert_type(x, jnp.int16) if x.dtype == jnp.bfloat16 else x
 

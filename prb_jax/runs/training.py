@@ -34,6 +34,14 @@ class TrainingInputs(TypedDict):
     lengths: NotRequired[list[int]]
 
 
+class TrainFigures(TypedDict):
+    """Means over comparisons; there may be further ones."""
+
+    loss: float
+    accuracy: float
+    margin: float
+
+
 class TrainSummary(TypedDict):
     """Contents of ``summary.json`` of a run of `prb train`."""
 
@@ -45,8 +53,8 @@ class TrainSummary(TypedDict):
     tokens_seen: int
     parameters: int
     trained_parameters: int
-    last_tenth: dict[str, float]
-    validation: dict[str, float] | None
+    last_tenth: TrainFigures
+    validation: TrainFigures | None
 
 
 class PolicySummary(TypedDict):

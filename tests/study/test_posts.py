@@ -32,7 +32,7 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
     stream, loaded, load = RewardModel.stream, [], reward_model.load_reward_model
 
     def stopping(self: RewardModel, *arguments: Any, **options: Any) -> Any:
-        if options["profile_posts"] == 1:
+        if options["view"].profile_posts == 1:
             raise KeyboardInterrupt
         return stream(self, *arguments, **options)
 

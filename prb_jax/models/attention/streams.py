@@ -275,7 +275,7 @@ class Runs(NamedTuple):
     """Query heads of a kv head that are computed together, and blocks of their queries."""
 
     heads: int  # of a run
-    of_kv_head: int  # runs
+    group: int  # query heads of a kv head
     tokens: int  # of a block
 
     def cut(self, x: jax.Array, run: jax.Array, number: jax.Array) -> jax.Array:
@@ -286,8 +286,7 @@ class Runs(NamedTuple):
 
     def put(self, x: jax.Array, rows: jax.Array, run: jax.Array, number: jax.Array) -> jax.Array:
         """Return x [heads, ..., N] with the rows of a block."""
-        places = self._places(x, run, number)
-        for head, place in zip(jnp.split(rows, self.heads, axis=-1), places, strict=True):
+        for head, place in zip(jnp.split(rows, self.heads, -1), self._places(x, run, number), strict=True):
             x = lax.dynamic_update_slice(x, head[None], place)
         return x
 
@@ -300,15 +299,9 @@ class Runs(NamedTuple):
 
         def at(index: jax.Array, carry: Any) -> Any:
             run = index // blocks
-            return block(run, run // self.of_kv_head, index % blocks, carry)
+            return block(run, run * self.heads // self.group, index % blocks, carry)
 
-        return lax.fori_loop(0, kv_heads * self.of_kv_head * blocks, at, carry)
-
-
-def runs_of(heads: int, kv_heads: int, tokens: int) -> Runs:
-    """Return the runs of query heads, with blocks of so many tokens."""
-    together = divisor(heads // kv_heads, HEADS)
-    return Runs(together, heads // kv_heads // together, tokens)
+        return lax.fori_loop(0, kv_heads * self.group // self.heads * blocks, at, carry)
 
 
 def _attend_stream(
@@ -318,16 +311,15 @@ def _attend_stream(
     """Return output and softmax denominators of the queries of a stream, zeros for blocks of padding.
 
     Args:
-        facts: Facts of the stream.
         q: Scaled queries [heads, H, queries], like k and v in bits: see :func:`prb_jax.models.layers.in_bits`.
         k, v: Keys [G, N, H] and values [G, H, N].
         window, softcap: Same as in :func:`prb_jax.models.attention.streams.stream_attention`.
-        dtype: Dtype of the factors.
 
     Returns:
         Output [heads, H, queries] in bits, and logarithms of the softmax denominators, float32 [heads, queries].
     """
-    runs, head_dim = runs_of(len(q), len(k), facts.places.shape[1]), q.shape[1]
+    group, head_dim = len(q) // len(k), q.shape[1]
+    runs = Runs(divisor(group, HEADS), group, facts.places.shape[1])
     rows = runs.heads * runs.tokens
 
     def block(run: jax.Array, kv_head: jax.Array, number: jax.Array, carry: Any) -> Any:
@@ -347,9 +339,8 @@ def _attend_stream(
             return higher, total * fading + weights.sum(axis=0), result
 
         # Above a masked score, so a row that sees nothing in a block gives the block zero weight.
-        first = jnp.full(rows, MASKED / 10, jnp.float32)
-        nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
-        top, total, result = facts.walk(number, step, (first, *nothing))
+        first = jnp.full(rows, MASKED / 10), jnp.zeros(rows), jnp.zeros((head_dim, rows))
+        top, total, result = facts.walk(number, step, first)
         total = jnp.maximum(total, LEAST_TOTAL)
         out = runs.put(out, in_bits((result / total).astype(dtype)), run, number)
         return out, runs.put(log, top + jnp.log(total), run, number)
@@ -365,12 +356,13 @@ def _attend_stream_backward(
     """Return the gradients by q [heads, H, queries], in bits, and by k and v, float32 [G, N, H].
 
     Args:
-        facts, q, window, softcap, dtype: Same as in :func:`_attend_stream`.
+        q, window, softcap: Same as in :func:`_attend_stream`.
         pulled: Gradient by the output of :func:`_attend_stream` [heads, H, queries], like q in bits.
         turned_k, k, v: Keys [G, H, N], keys and values [G, N, H], in bits.
         log, inner: Logarithms, and inner products of output and ``pulled``, float32 [heads, queries].
     """
-    runs, head_dim = runs_of(len(q), len(k), facts.places.shape[1]), q.shape[1]
+    group, head_dim = len(q) // len(k), q.shape[1]
+    runs = Runs(divisor(group, HEADS), group, facts.places.shape[1])
     # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
     turned_k = lax.optimization_barrier(turned_k)
 
