@@ -110,7 +110,7 @@ def stream_scores(
     upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
     if (first := next(upcoming, None)) is None:
         return
-    needed = _needed(chain([first], upcoming), getattr(skip, "window", skip))
+    needed = _needed(chain(iter([first]), upcoming), getattr(skip, "window", skip))  # a chain keeps lists
     if (following := next(needed, None)) is None:
         return
     tokenise = _encode_alone
@@ -120,7 +120,7 @@ def stream_scores(
     sample = tokenise(first.comparisons)()
     batches = choose_batcher(sample, options, whole=first.last)
     known = [(first.places, sample)] if following is first else []  # not tokenised a second time
-    needed = needed if following is first else chain([following], needed)
+    needed = needed if following is first else chain(iter([following]), needed)
     del first, following  # frees their texts
     waiting: deque[Callable[[], ScoredBatch]] = deque()
     # One thread: tokenizers are multi-threaded, so two windows at once would only take turns.

@@ -107,10 +107,17 @@ def test_layers_that_read_their_frozen_weights_have_the_same_gradients(
     trained = adapters_of(config, frozen)
     found = jit(gradient_of(config, batch, dtype, differentiated=True, remat=remat))(trained, frozen)
     expected = jit(gradient_of(config, batch, dtype))(trained, frozen)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), frozen)
+    true = expected if dtype == "float32" else jit(gradient_of(config, batch, "float32"))(trained, wide)
+
+    def apart(name, one, other):
+        return float(jnp.linalg.norm(one[name] - other[name]) / jnp.linalg.norm(true[name]))
+
+    # What is computed again is rounded elsewhere, so bfloat16 is held to its distance from float32.
+    most = 1e-5 if dtype == "float32" else 2 * max(apart(name, expected, true) for name in found)
     for name, leaf in found.items():
         assert float(jnp.abs(leaf).max()) > 0, name
-        apart = float(jnp.linalg.norm(leaf - expected[name]) / jnp.linalg.norm(expected[name]))
-        assert apart < (1e-5 if dtype == "float32" else 2e-2), (name, apart)
+        assert apart(name, found, true) < most, (name, apart(name, found, true), most)
 
 
 @pytest.mark.parametrize("adapted", [True, False])
