@@ -22,12 +22,10 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.attention.streams import (
-    HEADS,
     LEAST_TOTAL,
     MASKED,
     READS_OF_A_BLOCK,
     Runs,
-    divisor,
     turned,
     turned_back,
 )
@@ -156,7 +154,8 @@ class ContinuedScorer:
         """
         programs, config = self.programs, self._config
         batch = jax.device_put(batch, self._place)
-        x, keys, values, facts = programs.begin(self._params, batch, *fresh)
+        keys, values = fresh
+        x, values, facts = programs.begin(self._params, batch, values)
         kinds = [*zip(config.kinds, config.layer_windows, config.layer_rotates, strict=True)]
         for number, (layer, (kind, slides, rotates)) in enumerate(zip(self.layers[:-1], kinds)):
             table, angles = facts.tables[slides], facts.angles[slides, rotates]
@@ -170,7 +169,7 @@ class ContinuedScorer:
 class _Programs(NamedTuple):
     """Jitted parts of a scorer."""
 
-    begin: Callable[..., tuple[jax.Array, jax.Array, jax.Array, _Facts]]
+    begin: Callable[..., tuple[jax.Array, jax.Array, _Facts]]
     middle: Mapping[tuple[Kind, bool], Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]
     last: Callable[..., Continued]
 
@@ -191,19 +190,18 @@ def _programs(
     last = functools.partial(
         _last, graph=graphs[config.kinds[-1]], config=config, dtype=dtype, readout=readout
     )
-    return _Programs(compiled(begin, donate_argnums=(2, 3)), middle, compiled(last, donate_argnums=(3, 4)))
+    return _Programs(compiled(begin, donate_argnums=2), middle, compiled(last, donate_argnums=(3, 4)))
 
 
 def _begin(
     params: Params,
     batch: ContinuedBatch,
-    keys: jax.Array,
     values: jax.Array,
     *,
     config: DecoderConfig,
     dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array, jax.Array, _Facts]:
-    """Return the input of the first layer, in bits, the arrays for keys and values, and the facts of the batch."""
+) -> tuple[jax.Array, jax.Array, _Facts]:
+    """Return the input of the first layer, in bits, the array for values, and the facts of the batch."""
     decoder, count = bind(config, params), batch.tokens.shape[1]
     x = in_bits(decoder.scaled(decoder.rows(jnp.asarray(batch.tokens), dtype)))
     angles = angles_of_layers(config, jnp.asarray(batch.positions)[:, -count:])
@@ -212,29 +210,24 @@ def _begin(
     def table(ranks: jax.Array, slides: bool) -> _Table:
         return _table(batch, ranks, config.sliding_window if slides else None)
 
+    reads = jnp.pad(batch.reads[0], (0, -batch.reads.shape[1] % READS_OF_A_BLOCK))
     chunk = _chunks(count)[-1]
     real = -(-batch.used[0] // chunk) * chunk
     facts = _Facts(
         jnp.asarray(real),
         {kind: table(jnp.arange(count).reshape(-1, QUERIES), kind) for kind in set(slides)},
-        table(_padded_reads(batch).reshape(-1, READS_OF_A_BLOCK), slides[-1]),
+        table(reads.reshape(-1, READS_OF_A_BLOCK), slides[-1]),
         {kind: angles(*kind) for kind in set(zip(slides, rotates, strict=True))},
     )
     # The last block may have places after the last chunk, which are masked. Their old values could be infinite.
     clean = jnp.zeros((*values.shape[:3], BLOCK), values.dtype)
     values = lax.dynamic_update_slice(values, clean, (0, 0, 0, (real - 1) // BLOCK * BLOCK))
-    return x, keys, values, facts
+    return x, values, facts
 
 
 def _chunks(count: int) -> list[int]:
     """Return the sizes of chunks for streams of so many tokens."""
     return [size for size in CHUNKS if size <= count]
-
-
-def _padded_reads(batch: ContinuedBatch) -> jax.Array:
-    """Return the ranks of the read tokens, int32 [1, M], padded to whole blocks of queries."""
-    reads = jnp.asarray(batch.reads)
-    return jnp.pad(reads, ((0, 0), (0, -reads.shape[1] % READS_OF_A_BLOCK)))
 
 
 def _layer(
@@ -298,7 +291,7 @@ def _last(
 ) -> Continued:
     """Run the last layer, with its queries and mlp only at the read tokens, and the head."""
     held, last, reads = [keys, values], config.num_hidden_layers - 1, jnp.asarray(batch.reads)
-    padding = _padded_reads(batch).shape[1] - reads.shape[1]
+    padding = table.ranks.size - reads.shape[1]
     window = config.sliding_window if config.layer_windows[last] else None
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
@@ -335,10 +328,9 @@ def _put(
 ) -> tuple[jax.Array, jax.Array]:
     """Write the keys and values of consecutive tokens of a layer, [1, c, G, H], into those of all layers."""
     keys, values = held
-    k, v = in_bits(k), in_bits(v)
     return (
-        lax.dynamic_update_slice(keys, k.transpose(0, 2, 1, 3), (number, 0, start, 0)),
-        lax.dynamic_update_slice(values, v.transpose(0, 2, 3, 1), (number, 0, 0, start)),
+        lax.dynamic_update_slice(keys, in_bits(k).swapaxes(1, 2), (number, 0, start, 0)),
+        lax.dynamic_update_slice(values, turned(v), (number, 0, 0, start)),
     )
 
 
@@ -387,8 +379,7 @@ def _attend(
     keys, values = held
     _, _, heads, size = q.shape
     blocks, width = table.ranks.shape
-    group = heads // keys.shape[1]
-    runs = Runs(divisor(group, HEADS), group, width)
+    runs = Runs(heads // keys.shape[1], width)
     queries, kept = turned(q)[0], len(batch.rows)  # cached blocks
 
     def of_block(

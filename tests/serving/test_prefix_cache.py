@@ -112,8 +112,8 @@ def compiled_layers(scorer: TreeScorer, shape: StreamShape) -> list[Any]:
     packed = PackedStream(shape, (0,), (0,), 2)
     laid = lay_behind([build_tree([[0, 0]])], packed, [KeptPrefix()], store)
     dtype, batch = jnp.dtype(model.dtype), laid.batch
-    fresh = make_fresh(model.decoder, model.mesh, dtype, shape.tokens)
-    x, keys, values, facts = program.programs.begin(model.params, batch, *fresh)
+    keys, values = make_fresh(model.decoder, model.mesh, dtype, shape.tokens)
+    x, values, facts = program.programs.begin(model.params, batch, values)
     (middle,), last, layers = program.programs.middle.values(), program.programs.last, program.layers
     angles = facts.angles[False, True]
     given = x, keys, values, 0, batch, facts.real, facts.tables[False], angles

@@ -274,9 +274,13 @@ def turned_back(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 class Runs(NamedTuple):
     """Query heads of a kv head that are computed together, and blocks of their queries."""
 
-    heads: int  # of a run
     group: int  # query heads of a kv head
     tokens: int  # of a block
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads of a run."""
+        return divisor(self.group, HEADS)
 
     def cut(self, x: jax.Array, run: jax.Array, number: jax.Array) -> jax.Array:
         """Return the rows of a block: [heads, ..., N] -> [..., rows], the tokens of a head next to each other."""
@@ -318,8 +322,7 @@ def _attend_stream(
     Returns:
         Output [heads, H, queries] in bits, and logarithms of the softmax denominators, float32 [heads, queries].
     """
-    group, head_dim = len(q) // len(k), q.shape[1]
-    runs = Runs(divisor(group, HEADS), group, facts.places.shape[1])
+    runs, head_dim = Runs(len(q) // len(k), facts.places.shape[1]), q.shape[1]
     rows = runs.heads * runs.tokens
 
     def block(run: jax.Array, kv_head: jax.Array, number: jax.Array, carry: Any) -> Any:
@@ -334,7 +337,7 @@ def _attend_stream(
                 scores = jnp.where(facts.seen(places, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
             weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            value = _of_block(v, kv_head, start, dtype, 1)
+            value = _of_block(v, kv_head, start, dtype, 2)
             result = result * fading + product(value, rounded(weights, dtype))
             return higher, total * fading + weights.sum(axis=0), result
 
@@ -361,8 +364,7 @@ def _attend_stream_backward(
         turned_k, k, v: Keys [G, H, N], keys and values [G, N, H], in bits.
         log, inner: Logarithms, and inner products of output and ``pulled``, float32 [heads, queries].
     """
-    group, head_dim = len(q) // len(k), q.shape[1]
-    runs = Runs(divisor(group, HEADS), group, facts.places.shape[1])
+    runs, head_dim = Runs(len(q) // len(k), facts.places.shape[1]), q.shape[1]
     # With one block XLA would transpose the product instead of its factor, and CPUs lack this product in bfloat16.
     turned_k = lax.optimization_barrier(turned_k)
 
@@ -376,7 +378,7 @@ def _attend_stream_backward(
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_query, to_k, to_v = carry
             key, value = (_of_block(x, kv_head, start, dtype) for x in (k, v))
-            turned_key = _of_block(turned_k, kv_head, start, dtype, 1)
+            turned_key = _of_block(turned_k, kv_head, start, dtype, 2)
             capped = soft_capped(product(key, query), softcap)
             weights = jnp.exp(capped - logs)
             if masked:
@@ -397,13 +399,10 @@ def _attend_stream_backward(
     return runs.each(len(k), facts.real, block, (jnp.zeros_like(q), nothing, nothing))
 
 
-def _of_block(x: jax.Array, head: jax.Array, start: jax.Array, dtype: jnp.dtype, axis: int = 0) -> jax.Array:
-    """Return a block of tokens of a head of x [G, ...], which is in bits."""
-    place, sizes = (
-        ((head, start, 0), (1, BLOCK, x.shape[2]))
-        if axis == 0
-        else ((head, 0, start), (1, x.shape[1], BLOCK))
-    )
+def _of_block(x: jax.Array, head: jax.Array, start: jax.Array, dtype: jnp.dtype, axis: int = 1) -> jax.Array:
+    """Return a block of tokens of a head of x [G, ...], which is in bits and has its tokens on an axis."""
+    place, sizes = [head, 0, 0], [1, *x.shape[1:]]
+    place[axis], sizes[axis] = start, BLOCK
     return from_bits(lax.dynamic_slice(x, place, sizes)[0], dtype)
 
 
