@@ -10,7 +10,7 @@ from typing import Final
 
 from prb_jax.errors import DataError, PrbError
 from prb_jax.records.files import LARGE, file_digest
-from prb_jax.records.large_lines import large_digest
+from prb_jax.records.large_lines import OF_BLOCKS, large_digest
 
 _THREADS: Final = 4  # files at a time; a large one uses further threads for its blocks
 
@@ -57,9 +57,13 @@ def check_digests(
     Raises:
       PrbError: (class `error`) A file is missing, cannot be read, or differs from the written one.
     """
+
+    def same_kind(name: str) -> str:  # whatever the size of the file
+        return (large_digest if digests[name].startswith(OF_BLOCKS) else file_digest)(folder / name)
+
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
         try:
-            for name, found in zip(digests, threads.map(lambda name: _digest(folder / name), digests)):
+            for name, found in zip(digests, threads.map(same_kind, digests)):
                 if found != digests[name]:
                     raise error(
                         f"{folder / name}: is not the file that the run wrote: expected {digests[name]} as in "

@@ -16,6 +16,9 @@ from prb_jax.records.files import LONGEST_LINE, Row, open_file, parse_line, read
 
 BLOCK: Final = 16 << 20
 
+OF_BLOCKS: Final = "sha256-blocks:"
+"""Start of the digest of a large file."""
+
 _PIECE: Final = 1 << 20  # bytes to decompress at a time
 
 _AHEAD: Final = 2  # blocks to read ahead
@@ -57,7 +60,7 @@ class JsonLines:
         with reading(self.path):
             for _ in self._blocks(len(self.digests)):
                 pass
-        return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
+        return OF_BLOCKS + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
 
     def about(self) -> float:
         """Return an estimate of the number of records from the part read so far; 0 if nothing was read."""

@@ -11,6 +11,8 @@ from prb_jax import DataError, RunError, cli
 from prb_jax.behaviour.generation.sample import RUNS as SAMPLES
 from prb_jax.behaviour.judges.best_of_n import best_of_n
 from prb_jax.building.auditing.folder import open_folder
+from prb_jax.records import digests
+from prb_jax.records.large_lines import OF_BLOCKS
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
 from tests.json_lines import read_lines, write_lines
@@ -163,6 +165,15 @@ def unseal(record: Path) -> None:
     """Make a record one of an earlier version, which had no digests."""
     run = json.loads(record.read_text())
     record.write_text(json.dumps({name: run[name] for name in run if name != "files"} | {"format": 1}))
+
+
+def test_files_are_compared_by_the_kind_of_digest_that_the_record_has(scored, tmp_path, monkeypatch):
+    """The summary of many people may be as large as the files whose digests are of blocks."""
+    folder = shutil.copytree(scored, tmp_path / "runs")
+    right = prb.leaderboard(folder)
+    monkeypatch.setattr(digests, "LARGE", 1)
+    assert digests.digests_of(folder / "run", ["summary.json"])["summary.json"].startswith(OF_BLOCKS)
+    assert prb.leaderboard(folder) == right
 
 
 @pytest.mark.parametrize("name", TAMPERED)
