@@ -134,6 +134,21 @@ def _axes(config: Config, layers: frozenset[str]) -> Mapping[Path, Axes]:
     return {tuple(map(str, path)): stacked[path] + variable.get_metadata("axes") for path, variable in flat}
 
 
+def narrow_matrices(
+    layers: Mapping[str, jax.Array], config: DecoderConfig, dtype: DTypeLike
+) -> dict[str, jax.Array]:
+    """Return the arrays of stacked layers, with the float32 matrices that a forward pass in ``dtype`` rounds anyway in
+    this dtype. Others are used in float32: routers, taps of convolutions, biases of experts."""
+    module = abstract_model(config, layers=tuple(layers)).layers
+
+    def one(name: str, leaf: jax.Array) -> jax.Array:
+        variable = getattr(module, name)
+        rounds = isinstance(variable, nnx.LoRAParam) or variable.get_metadata("adaptable", False)
+        return leaf.astype(dtype) if rounds and leaf.dtype == jnp.float32 else leaf
+
+    return {name: one(name, leaf) for name, leaf in layers.items()}
+
+
 def matrix_flops_per_token(config: DecoderConfig) -> float:
     """Return the FLOPs per token in matrices: twice the weights of all layers, counting only the experts of a token.
     The embedding and the score head are not counted."""

@@ -21,10 +21,6 @@ Path = tuple[str, ...]
 Axes = tuple[str | None, ...]
 
 
-ROUTER = "router"
-"""Name of the matrix that chooses the experts of a token; it is never rounded, and its products are float32."""
-
-
 class Declaring(nnx.Module):
     """A module that lists its parameters in the order of declaration.
 

@@ -17,7 +17,7 @@ from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_stream, decode_stream_keeping
 from prb_jax.models.lora import init_lora
 from prb_jax.models.lora_config import LoraConfig
-from prb_jax.models.model import abstract_model, bind, init_params
+from prb_jax.models.model import abstract_model, bind, init_params, narrow_matrices
 from prb_jax.models.parameter import parameters
 from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.models.vocabulary_heads import LanguageHead
@@ -47,6 +47,23 @@ def family_config(family: str, folder, **changes: int) -> DecoderConfig:
     arguments = {**sizes, **tiny.arguments, "architectures": [tiny.model_class], **changes}
     getattr(transformers, tiny.config_class)(**arguments).save_pretrained(folder)
     return load_config(folder)
+
+
+@pytest.mark.parametrize("family", sweep(["gpt_oss", "qwen3_5", "qwen3_next"], few=(1,)))
+def test_matrices_in_bfloat16_give_the_scores_of_the_float32_ones_that_they_were(family, tmp_path) -> None:
+    """The reference of a policy is kept so: before the first update, its distance from the policy is zero."""
+    config, rng = family_config(family, tmp_path, num_hidden_layers=2), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), init_params(config)
+    )
+    narrow = narrow_matrices(params["layers"], config, jnp.bfloat16)
+    assert {narrow[name].dtype for name in ("q", "down")} == {jnp.dtype(jnp.bfloat16)}
+    batch = packed_batch(random_trees(2), window=config.sliding_window, taps=config.taps)
+    of_each = [
+        scored({**params, "layers": each}, batch, config=config, dtype=jnp.dtype(jnp.bfloat16))
+        for each in (narrow, params["layers"])
+    ]
+    np.testing.assert_array_equal(*of_each)
 
 
 @pytest.mark.parametrize("instructions", [True, False])

@@ -133,7 +133,9 @@ class Guide:
         skip: Callable[[range], bool],
     ) -> Iterator[list[Drawn]]:
         """Draw texts chunk by chunk; a text depends only on its prompt, its number and the seed."""
-        chunk, by_token = self.chunk or 1, why_not_by_token(self.model) is None
+        chunk = self.chunk or 1
+        # Longer texts than the switch have other rotary angles from their first token on, and caches keep the old ones.
+        by_token = why_not_by_token(self.model) is None and self.model.decoder.rope_switch is None
         longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
         columns = round_up(prompt_columns(longest), policy.mesh.shape["sequence"])
         drawing = replace(options, n=self.candidates, max_new_tokens=chunk)

@@ -37,8 +37,7 @@ from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.family import ATTENTION, RECURRENT
 from prb_jax.models.decoder import Params
-from prb_jax.models.model import parameter_shardings
-from prb_jax.models.parameter import ROUTER
+from prb_jax.models.model import narrow_matrices, parameter_shardings
 from prb_jax.platform.meshes import meet
 from prb_jax.platform.sharding import MESH_AXES, check_heads, mesh_shape, partition_spec
 from prb_jax.runs.progress import compiling
@@ -98,12 +97,7 @@ def placing_program(program: Program, params: Any) -> Any:
         matrices = {
             name: params[name].astype(program.dtype) for name in ("embed", "lm_head") if name in params
         }
-        layers = {
-            name: leaf.astype(program.dtype)
-            if leaf.ndim > 2 and name != ROUTER and leaf.dtype == jnp.float32
-            else leaf
-            for name, leaf in params["layers"].items()
-        }
+        layers = narrow_matrices(params["layers"], program.config, program.dtype)
         return {**params, **matrices, "layers": layers}
 
     return jax.jit(place, out_shardings=parameter_shardings(params, mesh, config=program.config))

@@ -36,8 +36,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.head import LINEAR, dense
 from prb_jax.models.layers import without_unit_axes
-from prb_jax.models.model import bind, parameter_shardings
-from prb_jax.models.parameter import ROUTER
+from prb_jax.models.model import bind, narrow_matrices, parameter_shardings
 from prb_jax.models.vocabulary_heads import LanguageHead
 from prb_jax.platform.sharding import constrainer
 from prb_jax.seams import get
@@ -103,12 +102,7 @@ class Actor:
             params, config=self.config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         if settings.tuning == "full" and settings.algorithm != "sft":
-            # Round only the matrices of the layers, which a forward pass rounds anyway.
-            layers = {
-                name: leaf.astype(self.dtype) if leaf.ndim > 2 and name != ROUTER else leaf
-                for name, leaf in params["layers"].items()
-            }
-            frozen = {**params, "layers": layers}
+            frozen = {**params, "layers": narrow_matrices(params["layers"], self.config, self.dtype)}
         sources = {POLICY: trainable}
         if settings.with_values:
             value = abstract_params(self.critic)["score"]

@@ -135,6 +135,35 @@ def test_caches_give_what_reading_again_gives(policy, comparisons, tmp_path, mon
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
+def test_rewards_with_other_angles_for_longer_conversations_are_those_of_whole_texts(
+    policy, comparisons, tmp_path, monkeypatch
+):
+    """A conversation that grows beyond the switch has other keys from its first token on, so a cache is of no use."""
+    sizes = {"num_hidden_layers": 2, "original_max_position_embeddings": 76}
+    model = prb.load(write_model(tmp_path / "rm", "phi3-longrope", **sizes))
+    assert model.decoder.rope_switch == 76
+    asked: list[tuple[prb.Comparison, np.ndarray]] = []
+    rewards = Guide._rewards
+
+    def noted(self: Guide, places: Any, shown: Any, judge: Any) -> list[np.ndarray]:
+        given = rewards(self, places, shown, judge)
+        asked.extend(
+            (one, row[[of_text[0] for of_text in worded]])
+            for (one, worded), row in zip(shown, given, strict=True)
+        )
+        return given
+
+    monkeypatch.setattr(Guide, "_rewards", noted)
+    prompts = policy.encode(comparisons[:2], profile_posts=1, limit=200)
+    guide = Guide(model=model, weight=2.0, candidates=2, chunk=4)
+    list(guide.draw(policy, comparisons[:2], prompts, SampleOptions(temperature=1.0, max_new_tokens=12)))
+    asked = [(one, row) for one, row in asked if len(row)]
+    lengths = [len(tree.sequence(0)) for tree in model.encode([one for one, _ in asked])]
+    assert min(lengths) < 76 < max(lengths), lengths
+    for (_, row), expected in zip(asked, model.score([one for one, _ in asked]), strict=True):
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
 def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
     model = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=1)
     data, samples = str(folder / "pairs.jsonl"), tmp_path / "run" / "samples.jsonl"
