@@ -320,7 +320,8 @@ def test_choices_that_say_nothing_are_counted(tmp_path: Path) -> None:
     assert population.excluded == {NO_USER: 1, IDENTICAL: 1, REPEATED: 1, CONTRADICTED: 2}
     assert len(population.choices) == len(people) + 1
     # `trainable` makes a comparison of every row, also of one that nobody's choices have
-    assert all(population.texts) and all(population.prompts)
+    assert all(population.texts)
+    assert all(population.prompts)
     study = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2, split="user")
     # Programs of many splits would exhaust the memory maps of a process.
     assert protocol._adapt._cache_size() == 0  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]

@@ -96,8 +96,9 @@ def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
 
 def test_prompts_that_a_file_of_samples_lacks_are_counted(samples, tmp_path, capsys):
     lines = [line for line in read_lines(samples / "samples.jsonl") if line["id"] != "q0"][:-1]
-    file = write_lines(tmp_path / "part.jsonl", [{key: line[key] for key in ("id", "sample", "text")} for line in lines])
-    words = ["--samples", str(file), "--data", str(samples.parent / "pairs.jsonl"), "--rewards", "baseline:length"]
+    texts = [{name: line[name] for name in ("id", "sample", "text")} for line in lines]
+    words = ["--samples", write_lines(tmp_path / "part.jsonl", texts), "--rewards", "baseline:length"]
+    words += ["--data", str(samples.parent / "pairs.jsonl")]
     assert cli.main(["best-of-n", *words, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "1 of 4 prompts have no sample that was scored and are left out" in shown
