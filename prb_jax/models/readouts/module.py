@@ -167,11 +167,9 @@ class RewardModule(HeadedDecoder):
 
 
 def of_whole_sequences(rewards: jax.Array, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Return the rewards [B] of tokens [B, T]: NaN where the length is not 1 to T, or a token is below 0."""
-    # `jnp.take` counts ids below 0, such as the -100 of labels, from the end of the vocabulary
-    below = (jnp.arange(tokens.shape[1]) < lengths[:, None]) & (tokens < 0)
-    whole = (lengths >= 1) & (lengths <= tokens.shape[1]) & ~jnp.any(below, axis=1)
-    return jnp.where(whole, rewards, jnp.nan)
+    """Return the rewards [B] of tokens [B, T]; NaN for a length not in 1 to T, or an id below 0, which `take` wraps."""
+    known = jnp.all((tokens >= 0) | (jnp.arange(tokens.shape[1]) >= lengths[:, None]), axis=1)
+    return jnp.where(known & (lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
 
 
 def check_length(config: Config, length: int) -> None:
