@@ -132,7 +132,7 @@ def _turns_in(value: Any, where: str, name: str) -> list[Any]:
     """Return the messages, or the message, that a text contains as JSON; an empty list for any other value."""
     if not isinstance(value, str) or not _MESSAGES.match(value):
         return []
-    if _PRINTED.match(value):
+    if _PRINTED.match(value) and value.rstrip().endswith(("}", "]")):
         fields.fail(where, name, "a list of messages as Python prints it; expected JSON")
     turns = from_json(value)
     turns = [turns] if isinstance(turns, Mapping) else turns

@@ -159,6 +159,12 @@ def test_messages_as_python_prints_them_are_refused(name, opening):
         as_comparisons([row])
 
 
+def test_a_text_that_only_begins_with_printed_messages_is_a_text():
+    prompt = "[{'role': 'user', 'content': 't'}] is refused by my server. Why?"
+    (one,) = as_comparisons([{"question": prompt, "chosen": "a", "rejected": "b"}])
+    assert one.question == prompt
+
+
 def test_a_single_message_as_json_is_a_message():
     sides = {name: json.dumps({"role": "assistant", "content": name}) for name in ("chosen", "rejected")}
     (read,) = as_comparisons([{"question": "q"} | sides])
