@@ -264,6 +264,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "standard tokenizer": "prb_jax.training.layouts:standard_tokenizer",
         "scratch": "prb_jax.training.scratch:from_scratch",
         "curves": "prb_jax.training.curves:plot_curves",
+        "same contents": "prb_jax.training.same_contents:tell_same_contents",
         "user order": "prb_jax.training.user_order:UserOrder",
         "tensorboard": "prb_jax.training.events:EventFile",
         "export adapter": "prb_jax.training.adapter_export:export_adapter",

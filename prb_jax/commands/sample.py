@@ -247,10 +247,13 @@ def run_best_of_n(options: argparse.Namespace) -> None:
     summary, curves = result.summary, result.summary["curves"]
     print_table(render_best_of_n(summary))
     if summary["empty"]:
-        others = f"prompts with nothing else: {len(summary['left_out'])}"
-        print(f"{summary['empty']:,} empty samples cannot be scored and are left out; {others}")
+        print(f"{summary['empty']:,} empty samples cannot be scored and are left out")
     if summary["unread"]:
         print(f"{summary['unread']:,} samples have no number of a judge and are left out")
+    if left := len(summary["left_out"]):
+        print(f"{left:,} of {left + summary['n']:,} prompts have no sample that was scored and are left out")
+    if fewer := summary.get("fewer"):  # runs of earlier versions do not count them
+        print(f"{fewer:,} prompts have fewer samples than others: their best of k is of all that they have")
     if reason := next(iter(curves.values()))[0]["ci95_reason"]:
         print(f"no intervals: {reason}")
     print(f"written to {result.out}")

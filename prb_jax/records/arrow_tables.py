@@ -54,10 +54,20 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
     import pyarrow as pa
 
     with _arrow_errors(f"{where}: not a table of records"):
-        reader = pa.RecordBatchReader.from_stream(table)
+        reader = _stream_of(table, pa)
         columns = _chosen_columns(reader.schema.names, wanted, where)
         values = _batch_values((batch.select(columns) for batch in reader), where)
         yield from _with_all_names(values, reader.schema.names)
+
+
+def _stream_of(table: Any, pa: Any) -> Any:
+    try:
+        return pa.RecordBatchReader.from_stream(table)
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # of the table's own library: two columns of one name, or no text
+        raise pa.ArrowInvalid(str(error)) from error
 
 
 def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:

@@ -53,7 +53,7 @@ LISTS: Final = (
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")
-_POSTS: Final = re.compile(r"\s*(?:\[\s*\{|\{)\s*\"")  # the beginning of posts as JSON
+_POSTS: Final = re.compile(r"\s*(?:\[\s*\{|\{)\s*[\"']")  # the beginning of posts, in JSON or Python
 
 
 @dataclass(frozen=True, slots=True)

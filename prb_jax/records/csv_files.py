@@ -88,8 +88,6 @@ def _value(name: str, cell: str, where: str) -> Any:
             message = malformed("the cell", error)
             raise DataError(f"{where}: field '{name}': expected JSON: {message}") from error
     if name in _CONVERSATIONS and cell.startswith("[{"):
-        if cell.startswith(("[{'role'", "[{'content'")):
-            raise DataError(f"{where}: field '{name}': a list of messages as Python prints it; expected JSON")
         with contextlib.suppress(ValueError, RecursionError):  # other text may begin like that, too
             value = DECODER.decode(cell)
             if all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value):

@@ -136,7 +136,7 @@ def _is_written_out(value: Any) -> bool:
     """Return True if a text, or one in a list, may contain turns: JSON, or the raw text of HH."""
     if isinstance(value, list | tuple):
         return any(map(_is_written_out, value))
-    return isinstance(value, str) and value.lstrip().startswith(("[", "Human:"))
+    return isinstance(value, str) and value.lstrip().startswith(("[", '{"role"', "{'role'", "Human:"))
 
 
 def is_negative(value: Any) -> bool:

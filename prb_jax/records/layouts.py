@@ -36,7 +36,8 @@ _SPEAKERS: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "system": "system", "observation": "tool", "tool": "tool", "function_call": "function_call",
 }  # fmt: skip
-_MESSAGES: Final = re.compile(r"\s*\[\s*\{")
+_MESSAGES: Final = re.compile(r"\s*(\[\s*)?\{")
+_PRINTED: Final = re.compile(r"\s*(\[\s*)?\{\s*'(role|content|from|value)'\s*:")
 _TURN: Final = re.compile(r"\n\n(Human|Assistant):")
 _OPENING: Final = re.compile(r"\s*Human:.*?\n\nAssistant:", re.DOTALL)
 
@@ -91,7 +92,7 @@ def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _with_roles(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Turns {from, value} into {role, content}, and a response that is a single message, or JSON, into a list."""
     changed: dict[str, Any] = {}
-    row = _from_json(row)
+    row = _from_json(row, where)
     for name in ("prompt", "chosen", "rejected", "conversations", "conversation_a", "conversation_b"):
         value = row.get(name)
         if isinstance(value, Mapping):
@@ -103,27 +104,38 @@ def _with_roles(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**row, **changed} if changed else row
 
 
-def _from_json(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record with messages in place of their JSON: of the prompt, and of all responses or of none."""
-    changed = {name: turns for name in ("prompt", "question") if (turns := _turns_in(row.get(name)))}
-    sides = {name: _turns_in(row.get(name)) for name in ("chosen", "rejected")}
+def _from_json(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the record with messages in place of their JSON: of the prompt, and of all responses or of none.
+
+    Raises:
+      DataError: A text holds messages as Python prints them.
+    """
+
+    def turns_of(name: str) -> list[Any]:
+        return _turns_in(row.get(name), where, name)
+
+    changed = {name: turns for name in ("prompt", "question") if (turns := turns_of(name))}
+    sides = {name: turns_of(name) for name in ("chosen", "rejected")}
     if all(sides.values()):
         changed |= sides
     responses = row.get("responses")
     if (
         isinstance(responses, list | tuple)
         and responses
-        and all(listed := [_turns_in(one) for one in responses])
+        and all(listed := [_turns_in(one, where, f"responses[{k}]") for k, one in enumerate(responses)])
     ):
         changed["responses"] = listed
     return {**row, **changed} if changed else row
 
 
-def _turns_in(value: Any) -> list[Any]:
-    """Return the messages that a text contains as JSON; an empty list for any other value."""
+def _turns_in(value: Any, where: str, name: str) -> list[Any]:
+    """Return the messages, or the message, that a text contains as JSON; an empty list for any other value."""
     if not isinstance(value, str) or not _MESSAGES.match(value):
         return []
+    if _PRINTED.match(value) and value.rstrip().endswith(("}", "]")):
+        fields.fail(where, name, "a list of messages as Python prints it; expected JSON")
     turns = from_json(value)
+    turns = [turns] if isinstance(turns, Mapping) else turns
     both = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
     known = isinstance(turns, list) and all(
         isinstance(turn, Mapping) and any(names <= turn.keys() for names in both) for turn in turns

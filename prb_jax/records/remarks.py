@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from prb_jax.errors import PrbWarning
+from prb_jax.errors import PrbWarning, quote
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.conversation import is_rendered
 from prb_jax.records.files import Row
@@ -84,9 +84,12 @@ class RenderedPrompts:
 
 
 def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Warn of user names that differ only by Unicode form or white space; `places` maps names to first occurrences."""
+    """Warn of names that differ only by Unicode form or space, or are missing values; `places`: first occurrences."""
     spellings: dict[str, list[str]] = {}
     for user in users:
+        if user.casefold() in ("nan", "none", "null", "<na>", "n/a"):
+            told = f"{quote(user)} looks like a missing value, but counts as one user: leave it out"
+            warnings.warn(f"{places.get(user, 'data')}: field 'user_id': {told}", PrbWarning, stacklevel=2)
         spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
     alike = [names for names in spellings.values() if len(names) > 1]
     if alike:

@@ -233,6 +233,10 @@ def _users(run: FinishedRun) -> Iterator[Block]:
     if known := summary.get("users_fitted_on"):
         meaning = definitions.get("users_fitted_on", "users that it was fitted on")
         yield Paragraph(f"{known:,}: {meaning}.", True)
+    if lacking := summary.get("users_without_history"):
+        yield Paragraph(
+            f"Users of whom the history knows nothing: {lacking:,} of {summary['users']:,}.", True
+        )
     if (unknown := summary.get("unknown_users")) is not None:
         yield Paragraph(f"Users that the model was not trained on: {json.dumps(unknown)}")
     columns = {

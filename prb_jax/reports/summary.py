@@ -263,6 +263,8 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{EqualSides(**equal)}: no model can win them"
     if cut := summary.get("truncated"):
         yield f"text cut in {cut:,} of {summary['n']:,}"
+    if lacking := summary.get("users_without_history"):
+        yield f"the history knows nothing of {lacking:,} of {counted(summary['users'], 'user')}"
     for reason, count in (summary.get("history_left_out") or {}).items():
         yield f"left out of the history: {count:,} {reason}"
     for benchmark, result in (summary.get("benchmarks") or {}).items():

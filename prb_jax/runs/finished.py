@@ -106,6 +106,7 @@ class _More(TypedDict, total=False):
     quantization: _Quantization
     users_fitted_on: int
     history_left_out: dict[str, int]
+    users_without_history: int
     unknown_users: int
     left_out: _LeftOut
     definitions: dict[str, str]

@@ -192,9 +192,16 @@ class PersonalisedModel(Scorer):
         return np.asarray(next_question(self.fitted.fitted, state, context_of_person, first, second))
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        """Return the number of users it was fitted on, and of uninformative comparisons in its history."""
+        """Return the number of users it was fitted on, of users that its history lacks, and of uninformative
+        comparisons in it."""
         fitted_on = len(self.fitted_on(comparisons))
-        return {"users_fitted_on": fitted_on, "history_left_out": dict(self.left_out) or None}
+        known = self.contexts.keys() | set(() if self.saved is None else self.saved.users)
+        users = {one.user_id for one in comparisons if one.user_id is not None}
+        return {
+            "users_fitted_on": fitted_on,
+            "history_left_out": dict(self.left_out) or None,
+            "users_without_history": None if self.earlier else len(users - known),
+        }
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users without any context: no other comparison, no post and no saved state."""

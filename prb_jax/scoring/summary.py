@@ -60,6 +60,8 @@ DEFINITIONS: Final = {
     "(bytes_unquantized) and after (bytes_held)",
     "users_fitted_on": "users that the method was fitted on; their figures are not those of new people",
     "history_left_out": "uninformative comparisons of the history, by reason; they are not used",
+    "users_without_history": "users of the data without a comparison in the history (--history): the model knows only "
+    "their posts, or nothing",
     USERS: USERS_DEFINITION,
     "unknown_users": "users that the model was not trained on; the model uses its generic prompt or state for them",
     "left_out": "comparisons that were not scored because a response leaves no room for the prompt within the limit, "

@@ -69,12 +69,12 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
     candidates = list[_Choice]()
     excluded: Counter[str] = Counter(dict.fromkeys(EXCLUDED, 0))
     for comparison in comparisons:
-        if comparison.user_id is None:
-            excluded[NO_USER] += 1
-            continue
         rows = store.answer_rows(comparison)
         for row, text in zip(rows, comparison.responses, strict=True):
             texts[row], prompts[row] = text, comparison.prompt
+        if comparison.user_id is None:
+            excluded[NO_USER] += 1
+            continue
         pairs = preferred_pairs(comparison)
         candidates += [_Choice(comparison, [*sides], [rows[side] for side in sides]) for sides in pairs]
     if not candidates:

@@ -31,8 +31,6 @@ SPLIT = "train"
 Row: TypeAlias = "Comparison | TableRow"
 """A comparison, or its fields without the texts."""
 
-"""Number of partly filled steps that still accept users."""
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -102,6 +100,7 @@ def read_training_data(
         train, held = train.at(np.flatnonzero(~out)), train.at(np.flatnonzero(out))
     known = {"training": train.known, "validation": held.known, "test": test.known}
     _check_boundaries(known, options, own_validation=split_by == "data")
+    get("training", "same contents").value(train, {"validation": held, "test": test})
     if options.limit is not None and len(held) > options.limit:
         held = held.at(np.linspace(0, len(held) - 1, options.limit).round().astype(np.int64))
     return TrainingData(train, held, sources, split_by)

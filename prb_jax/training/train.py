@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,13 +14,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import RunError
+from prb_jax.errors import PrbWarning, RunError
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import device_peak
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import as_mesh
 from prb_jax.records.intake import Records
+from prb_jax.records.options import flat_settings
 from prb_jax.runs.training import MODEL, TRAINING
 from prb_jax.scoring.batching import Batch
 from prb_jax.seams import get
@@ -81,6 +83,7 @@ def train(
     objects = {"data": data, "model": model}
     given = tuple(name for name, value in objects.items() if value is not None)
     settings = load_settings(config, overrides, given=given)
+    tell_unused(settings, own_validation=validation is not None)
     path = Path(out)
     check_start(TRAINING, path, settings)
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
@@ -166,6 +169,28 @@ def train(
             loop, TRAINING, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
         )
         return TrainResult(path, settings.steps, path / MODEL, summary, module=start.finished_module(path))
+
+
+def tell_unused(settings: TrainSettings, *, own_validation: bool = False) -> None:
+    """Warn of options that another option leaves without effect, and that have another value than their default.
+
+    Args:
+      settings: Settings of a run.
+      own_validation: Whether the caller gives records to validate on.
+    """
+    held_out = settings.validation.fraction > 0 and (own_validation or settings.validation.data is not None)
+    lacking = {
+        "lora": "" if settings.tuning == "lora" else "tuning=lora",
+        "user_embedding": "" if settings.method == "persona_embedding" else "method=persona_embedding",
+        "profile_posts": "" if settings.method == "profile_context" else "method=profile_context",
+        "optimizer.decay_share": "" if settings.optimizer.schedule == "wsd" else "optimizer.schedule=wsd",
+        "validation.fraction": "a run without validation data of its own" if held_out else "",
+    }
+    defaults = flat_settings(TrainSettings())
+    for key, value in flat_settings(settings).items():
+        needed = lacking.get(key) or lacking.get(key.partition(".")[0])
+        if needed and value != defaults[key]:
+            warnings.warn(f"{key}={value} has no effect: it needs {needed}", PrbWarning, stacklevel=3)
 
 
 def reward_trainer(

@@ -185,6 +185,10 @@ BAD = [
     (PAIR | {"profile": 1}, "field 'profile': expected a list"),
     (PAIR | {"profile": {"text": "x"}}, "field 'profile': expected a list"),
     (PAIR | {"profile": '[{"id": "1", "te'}, "field 'profile': begins like JSON, but is not valid JSON"),
+    (
+        PAIR | {"profile": "[{'id': '1', 'text': 't'}]"},
+        "field 'profile': begins like JSON, but is not valid JSON",
+    ),
     (PAIR | {"profile": '{"likes": "tea"}'}, "field 'profile': expected a list, found {'likes': 'tea'}"),
     (PAIR | {"profile": [1]}, r"field 'profile\[0\]': expected an object"),
     (PAIR | {"profile": [{"id": "1"}]}, r"field 'profile\[0\]\.text': missing"),

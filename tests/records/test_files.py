@@ -111,7 +111,6 @@ def test_bad_lines_are_named(tmp_path, line, message, suffix):
         ("x.csv", b'id,question\n1,"q\n', ":2: malformed CSV: unexpected end of data"),
         ("x.csv", b'id,labels\n1,"[1, 0"\n', ":2: field 'labels': expected JSON"),
         ("x.csv", b"id,profile\n1,\"[{'text': 't'}]\"\n", ":2: field 'profile': expected JSON"),
-        ("x.csv", b"id,chosen\n1,\"[{'role': 'user'}]\"\n", ":2: field 'chosen': a list of messages as Python prints"),
         ("x.tsv", b"id\tquestion", ": unknown kind of file; expected a name ending in .jsonl"),
         ("x.jsonl", gzip.compress(LINES), ":1: invalid UTF-8: byte 0x8b at column 2 (invalid start byte); the file "
          "looks gzipped, but is not named .gz"),

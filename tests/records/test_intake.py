@@ -1,5 +1,7 @@
 """What Python callers pass: objects, tables, generators; records without an id."""
 
+import json
+
 import datasets
 import pyarrow as pa
 import pytest
@@ -132,3 +134,46 @@ def test_names_of_users_that_look_alike_are_told(other):
     told = r"'user_id': 2 names .* counted as 2 users, not 1: 'Jos\\xe9' \(position 0\)"
     with pytest.warns(PrbWarning, match=told):
         assert len({comparison.user_id for comparison in as_comparisons(rows)}) == 4
+
+
+@pytest.mark.parametrize("name", ["nan", "None", "NULL"])
+def test_a_missing_user_that_became_text_is_told(name):
+    rows = [ROWS[0] | {"user_id": name}, ROWS[1] | {"user_id": "Nancy"}]
+    told = f"position 0: field 'user_id': '{name}' looks like a missing value"
+    with pytest.warns(PrbWarning, match=told) as warned:
+        as_comparisons(rows)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    "opening",
+    ["[{'role': 'user', 'content': ", "[ {'from': 'human', 'value': ", "{'role': 'user', 'content': "],
+)
+@pytest.mark.parametrize("name", ["prompt", "question", "chosen", "rejected"])
+def test_messages_as_python_prints_them_are_refused(name, opening):
+    row = {"question": "q", "chosen": "a", "rejected": "b"} | {name: opening + "'t'}]"}
+    row = {key: value for key, value in row.items() if (key, name) != ("question", "prompt")}
+    with pytest.raises(
+        DataError, match=f"position 0: field '{name}': a list of messages as Python prints it"
+    ):
+        as_comparisons([row])
+
+
+def test_a_text_that_only_begins_with_printed_messages_is_a_text():
+    prompt = "[{'role': 'user', 'content': 't'}] is refused by my server. Why?"
+    (one,) = as_comparisons([{"question": prompt, "chosen": "a", "rejected": "b"}])
+    assert one.question == prompt
+
+
+def test_a_single_message_as_json_is_a_message():
+    sides = {name: json.dumps({"role": "assistant", "content": name}) for name in ("chosen", "rejected")}
+    (read,) = as_comparisons([{"question": "q"} | sides])
+    assert [str(response) for response in read.responses] == ["chosen", "rejected"]
+
+
+def test_a_table_with_two_columns_of_a_name_is_refused():
+    frame = pytest.importorskip("pandas").DataFrame(
+        [["q", "q", "a", "b"]], columns=["question", "question", "chosen", "rejected"]
+    )
+    with pytest.raises(DataError, match="data: not a table of records: Duplicate column names found"):
+        as_comparisons(frame)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,16 @@ from tests.tiny_encoders import write_encoder
 TOLERANCE = 1e-5
 
 score_tokens = nnx.jit(lambda module, tokens, lengths: module.score_tokens(tokens, lengths))
+
+
+def check_ids_below_0(module: Any, tokens: np.ndarray, lengths: np.ndarray) -> None:
+    """An id below 0 is no token, but behind the end of a sequence it changes nothing."""
+    places = np.arange(tokens.shape[1])[None]
+    rewards = np.asarray(score_tokens(module, tokens, lengths))
+    padded = np.where(places < lengths[:, None], tokens, -1)
+    np.testing.assert_array_equal(score_tokens(module, padded, lengths), rewards)
+    padded[1, lengths[1] - 1] = -1
+    assert np.flatnonzero(np.isnan(score_tokens(module, padded, lengths))).tolist() == [1]
 
 
 def test_a_batch_has_the_rewards_of_the_scorer(model: RewardModel, mixed: list[prb.Comparison]) -> None:
@@ -56,6 +67,7 @@ def test_plain_sequences_have_the_scores_of_transformers(family: str, tmp_path: 
     wrong = np.asarray(score_tokens(model.module, tokens, lengths))
     assert np.isnan(wrong[2:4]).all()
     np.testing.assert_array_equal(wrong[:2], rewards[:2])
+    check_ids_below_0(model.module, *ragged(5, 150, vocabulary=model.config.vocab_size))
     with pytest.raises(ValueError, match=r"tokens: expected at most \d+ a row, found 5000"):
         model.module.score_tokens(np.zeros((1, 5000), np.int32), np.ones(1, np.int32))
 
@@ -132,6 +144,7 @@ def test_an_encoder_scores_plain_sequences(tmp_path: Path) -> None:
     model = prb.load(tmp_path, dtype="float32")
     tokens, lengths = ragged(5, 30, vocabulary=96)
     rewards = score_tokens(model.module, tokens, lengths)
+    check_ids_below_0(model.module, tokens, lengths)
     torch = pytest.importorskip("torch")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     mask = torch.tensor(np.arange(30)[None] < lengths[:, None])

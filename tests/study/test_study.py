@@ -312,13 +312,16 @@ def test_choices_that_say_nothing_are_counted(tmp_path: Path) -> None:
         choice("x2", "user 0", "r1", "r1", "Question 0?"),
         choice("x3", "user 3", "r1", "r2", "Question 0?"),
         choice("x4", "user 3", "r2", "r1", "Question 0?"),
-        choice("x5", None, "r2", "r1", "Question 0?"),
+        choice("x5", None, "r2", "r3 of nobody", "Question of nobody?"),
         choice("x6", "lone", "r2", "r1", "Question 1?"),
     ]
     data = people + more
     population = population_of(data, tmp_path)
     assert population.excluded == {NO_USER: 1, IDENTICAL: 1, REPEATED: 1, CONTRADICTED: 2}
     assert len(population.choices) == len(people) + 1
+    # `trainable` makes a comparison of every row, also of one that nobody's choices have
+    assert all(population.texts)
+    assert all(population.prompts)
     study = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2, split="user")
     # Programs of many splits would exhaust the memory maps of a process.
     assert protocol._adapt._cache_size() == 0  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]

@@ -157,6 +157,12 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path, fitt
     assert partly["history_left_out"] == {CONTRADICTED: 2, IDENTICAL: 1}
     without = prb.evaluate(fitted, late, history=EARLY[1:], progress=False).summary
     assert partly["accuracy"] == without["accuracy"]
+    assert known.summary["users_without_history"] == 0
+    assert "users_without_history" not in earlier.summary
+    others = [row | {"user_id": row["user_id"].upper()} for row in EARLY]
+    unmatched = prb.evaluate(fitted, late, history=others, out=work / "unmatched", progress=False).summary
+    assert unmatched["users_without_history"] == unmatched["users"] == known.summary["users"]
+    assert "the history knows nothing" in prb.report(work / "unmatched", out=work / "page.html").read_text()
     for scorer, options, error, message in (
         (fitted, {"history": late}, DataError, "is in the history too, as '0-1'"),
         ("baseline:length", {"history": late}, RunError, "does not adapt to users"),

@@ -1,6 +1,7 @@
 """Configs: files, overrides, types, and errors that name the key."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from prb_jax.training.config import (
     default_config,
     load_settings,
 )
+from prb_jax.training.train import tell_unused
 
 GIVEN = ["model=m", "data=d"]
 
@@ -194,3 +196,28 @@ def test_every_option_is_documented(kind):
     assert known.keys() == flat_settings(kind()).keys()
     assert [key for key, option in known.items() if not option.meaning] == []
     assert len(known) > 50
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["lora.rank=4"], "lora.rank=4 has no effect: it needs tuning=lora"),
+        (["lora.rank=4", "tuning=lora"], None),
+        (
+            ["method=user_blind", "profile_posts=3"],
+            "profile_posts=3 has no effect: it needs method=profile_context",
+        ),
+        (
+            ["optimizer.decay_share=0.3"],
+            "optimizer.decay_share=0.3 has no effect: it needs optimizer.schedule=wsd",
+        ),
+        (["validation.data=x", "validation.fraction=0.3"], "validation.fraction=0.3 has no effect"),
+        ([], None),
+    ],
+)
+def test_options_without_effect_are_told(given, told):
+    settings = load_settings(None, ["model=m", "data=d", *given])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tell_unused(settings)
+    assert [str(one.message)[: len(told or "")] for one in warned] == ([told] if told else [])

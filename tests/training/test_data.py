@@ -1,12 +1,13 @@
 """What is held out, what must not be on both sides, the order of the data, and the shapes a step is computed in."""
 
+import warnings
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.platform.meshes import make_mesh
 from prb_jax.records.comparison import Comparison
@@ -105,6 +106,21 @@ def test_the_test_data_must_be_disjoint(tmp_path, data):
         read(data, f"validation.test={test}", "validation.shared_users=true")
     write_rows(test, renamed("t", 8, user_id="new"))
     read(data, f"validation.test={test}")
+
+
+def test_contents_on_both_sides_under_two_ids_are_told():
+    profile = [{"text": "I drink tea."}]
+    trained = [row | {"profile": profile} for row in rows(40)]
+    told = "3 of 3 validation comparisons have the contents of a training comparison under another id"
+    with pytest.warns(PrbWarning, match=rf"{told} \('vp0' is 'p0'\)"):
+        records(trained, renamed("v", 3, user_id="v", profile=profile))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bare = [row | {"profile": []} for row in rows(40)]
+        records(
+            bare, renamed("v", 3, user_id="v", profile=[])
+        )  # another person who judges the same responses
+        records(trained, renamed("v", 3, user_id="v", profile=["I drink coffee."]))
 
 
 def test_faults_of_sources_are_named(tmp_path, data):

@@ -102,6 +102,8 @@ _DEFINITIONS = {
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
     "unread": "samples for which a judge's reply has no number: left out of all curves",
+    "left_out": "ids of prompts of the data without a sample that was scored: in no curve",
+    "fewer": "prompts with fewer samples than the largest k: a larger k takes the best of all that they have",
     "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
     "highest label",
 }
@@ -237,6 +239,7 @@ def best_of_n(
                 "empty": drawn.empty,
                 "unread": sum(unread.values()),
                 "left_out": left_out,
+                "fewer": sum(len(prompt.numbers) < sizes[-1] for prompt in prompts),
                 "curves": {name: [summed_up(point) for point in points] for name, points in curves.items()},
                 "definitions": _DEFINITIONS,
             }

@@ -71,9 +71,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if size < _LENGTH_BYTES:
                 raise CheckpointError(f"{path}: truncated: {size} bytes, too short for a safetensors file")
             if not 0 < length <= _MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    f"{path}: not a safetensors file: it declares a header of {length} bytes"
-                )
+                pointer = length == int.from_bytes(b"version ", "little")
+                hint = "; it is a pointer of Git LFS: run `git lfs pull`" if pointer else ""
+                raise CheckpointError(f"{path}: not a safetensors file: its header has {length} bytes{hint}")
             if _LENGTH_BYTES + length > size:
                 raise CheckpointError(
                     f"{path}: truncated: the header alone needs {_LENGTH_BYTES + length} bytes, "

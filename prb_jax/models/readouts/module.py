@@ -103,13 +103,14 @@ class RewardModule(HeadedDecoder):
         order = jnp.argsort(~real, axis=1, stable=True)
         batch = self._plain(jnp.take_along_axis(tokens, order, axis=1), every=True)
         rewards = self._rewards(batch)[: tokens.shape[0], : tokens.shape[1]]
-        return jnp.take_along_axis(rewards, jnp.argsort(order, axis=1), axis=1)[..., None]
+        rewards = jnp.take_along_axis(rewards, jnp.argsort(order, axis=1), axis=1)
+        return jnp.where(jnp.cumsum(real & (tokens < 0), axis=1) > 0, jnp.nan, rewards)[..., None]
 
     def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """Return the rewards float32 [B] of plain sequences, each a complete conversation.
 
         Args:
-          tokens: Tokens int32 [B, T], padded on the right.
+          tokens: Tokens int32 [B, T], padded on the right; the reward of an unknown id, also below 0, is NaN.
           lengths: Number of tokens of each sequence, int32 [B], 1 to T; the reward for another length is NaN.
 
         Raises:
@@ -121,7 +122,7 @@ class RewardModule(HeadedDecoder):
         if (most := self.config.rope_switch) is not None:
             batch = replace(batch, long=jnp.broadcast_to(last >= most, batch.tokens.shape))
         rewards = self._rewards(replace(batch, reads=last, ends=last))[: len(lengths), 0]
-        return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
+        return of_whole_sequences(rewards, tokens, lengths)
 
     def _rewards(self, batch: StreamBatch) -> jax.Array:
         program = self.program
@@ -163,6 +164,12 @@ class RewardModule(HeadedDecoder):
             return replace(batch, tokens=padded)
         places = np.tile(np.arange(size, dtype=np.int32), (streams, 1))
         return replace(batch, tokens=padded, reads=places, ends=places)
+
+
+def of_whole_sequences(rewards: jax.Array, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Return the rewards [B] of tokens [B, T]; NaN for a length not in 1 to T, or an id below 0, which `take` wraps."""
+    known = jnp.all((tokens >= 0) | (jnp.arange(tokens.shape[1]) >= lengths[:, None]), axis=1)
+    return jnp.where(known & (lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
 
 
 def check_length(config: Config, length: int) -> None:

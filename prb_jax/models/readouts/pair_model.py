@@ -21,7 +21,7 @@ from prb_jax.models.head import READOUTS
 from prb_jax.models.parameter import arrays
 from prb_jax.models.readouts.heads import Pooled
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.module import Program, check_length
+from prb_jax.models.readouts.module import Program, check_length, of_whole_sequences
 from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.models.readouts.score_pairs import pair_rewards
 from prb_jax.platform.sharding import mesh_shape, on_any_mesh
@@ -111,5 +111,4 @@ class PairRewardModule(HeadedEncoder):
         check_length(self.config, tokens.shape[1])
         more = -len(lengths) % mesh_shape(self.program.mesh).batch_shards
         padded = SequenceBatch(jnp.pad(tokens, ((0, more), (0, 0))), jnp.pad(lengths, (0, more)))
-        rewards = self(padded)[: len(lengths)]
-        return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
+        return of_whole_sequences(self(padded)[: len(lengths)], tokens, lengths)

@@ -61,9 +61,10 @@ def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
     assert cli.main(["best-of-n", *words]) == 0
     shown = capsys.readouterr().out
     assert "1 empty samples cannot be scored" in shown
+    assert "1 prompts have fewer samples" in shown
     assert "no intervals: 2 users" in shown
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["n"], summary["empty"], summary["left_out"]) == (4, 1, [])
+    assert (summary["n"], summary["empty"], summary["left_out"], summary["fewer"]) == (4, 1, [], 1)
     texts: dict[str, list[str]] = {}
     for row in read_lines(samples / "samples.jsonl"):
         texts.setdefault(row["id"], []).extend([row["text"]] if row["text"].strip() else [])
@@ -91,6 +92,18 @@ def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
         best_of_n(samples, tmp_path / "none", loading=LoadOptions(dtype="float32"))
     with pytest.raises(prb.RunError, match='quality: "reference" -> "baseline:length"'):
         best_of_n(samples, out, names, quality="baseline:length")
+
+
+def test_prompts_that_a_file_of_samples_lacks_are_counted(samples, tmp_path, capsys):
+    lines = [line for line in read_lines(samples / "samples.jsonl") if line["id"] != "q0"][:-1]
+    texts = [{name: line[name] for name in ("id", "sample", "text")} for line in lines]
+    words = ["--samples", write_lines(tmp_path / "part.jsonl", texts), "--rewards", "baseline:length"]
+    words += ["--data", str(samples.parent / "pairs.jsonl")]
+    assert cli.main(["best-of-n", *words, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 4 prompts have no sample that was scored and are left out" in shown
+    assert "prompts have fewer samples than others" in shown
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["left_out"] == ["q0"]
 
 
 def test_a_reward_model_is_shown_the_whole_comparison(tmp_path):
