@@ -63,10 +63,7 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
 def _stream_of(table: Any, pa: Any) -> Any:
     try:
         return pa.RecordBatchReader.from_stream(table)
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # of the table's own library: two columns of one name, or no text
+    except (TypeError, ValueError) as error:  # of the table's library: a name twice, or one that is no text
         raise pa.ArrowInvalid(str(error)) from error
 
 

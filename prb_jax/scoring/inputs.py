@@ -238,15 +238,16 @@ def _check(records: Iterable[Row[Comparison]]) -> None:
 
 
 def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None, *, view: View) -> None:
-    """Warn if a model was trained with profiles and the data (the first comparisons of large data) have none."""
+    """Warn if a model was trained with profiles and comparisons (the first ones of large data) have none."""
     trained = None if reader is None else reader.trained
     if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return
     first = comparisons.sample(_AT_A_TIME)
-    if first and not any(comparison.profile or comparison.hints for comparison in first):
+    if lacking := sum(not (one.profile or one.hints) for one in first):
+        some = f"{lacking:,} of {counted(len(first), 'comparison')} have no"
         warnings.warn(
             f"{reader.name} was trained with {counted(trained.view.profile_posts, 'post')} of each user's profile, and "
-            "no comparison has a profile: it is scored without the user that it was made for",
+            f"{'no comparison has a' if lacking == len(first) else some} profile: scored without the user it is for",
             PrbWarning,
             stacklevel=2,
         )

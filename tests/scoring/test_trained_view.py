@@ -105,7 +105,9 @@ def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp
     options = {"profile_posts": view.profile_posts, "protocol": "default", "max_length": view.max_length}
     with warnings.catch_warnings():
         warnings.simplefilter("error", prb.PrbWarning)
-        warnings.filterwarnings("ignore", ".* did not fit the maximum length")
+        warnings.filterwarnings(
+            "ignore", ".* did not fit the maximum length|.* of 9 comparisons have no profile"
+        )
         for folder in folders:
             rm = prb.load(folder)
             assert rm.reader.trained == trained
@@ -199,17 +201,24 @@ def test_a_broken_view_is_one_clear_error(tmp_path, change, said):
         read_trained_view(tmp_path)
 
 
-def test_a_model_of_profiles_on_data_without_any_is_told_once(runs, data, tmp_path, capsys):
-    plain = write_rows(tmp_path / "plain.jsonl", [row | {"profile": []} for row in rows(4)])
-    text = "was trained with 1 post of each user's profile, and no comparison has a profile"
+def test_a_model_of_profiles_on_data_without_them_is_told_once(runs, data, tmp_path, capsys):
+    posted = [row | {"profile": [{"text": "tea"}]} for row in rows(4)]
+    plain = write_rows(tmp_path / "plain.jsonl", [row | {"profile": []} for row in posted])
+    mixed = write_rows(tmp_path / "mixed.jsonl", [*posted[:3], posted[3] | {"profile": []}])
+    whole = write_rows(tmp_path / "whole.jsonl", posted)
+    told = "was trained with 1 post of each user's profile, and"
+    text = f"{told} no comparison has a profile"
     for method, source, flags, count in (
         ("profile_context", plain, [], 1),
-        ("profile_context", data, [], 0),
+        ("profile_context", mixed, [], 1),
+        ("profile_context", whole, [], 0),
         ("profile_context", plain, ["--profile-posts", "0"], 0),  # told as an override
         ("user_blind", plain, [], 0),
     ):
         out = tmp_path / f"{method}-{source.stem}-{len(flags)}"
         evaluate(runs[method], "--data", source, "--out", out, *flags)
-        assert capsys.readouterr().err.count(text) == count, (method, source)
+        err = capsys.readouterr().err
+        assert err.count(told) == count, (method, source)
+        assert err.count(f"{told} 1 of 4 comparisons have no profile" if source == mixed else text) == count
     with pytest.warns(prb.PrbWarning, match=text):
         prb.load(runs["profile_context"]).score(prb.read_comparisons(plain))
