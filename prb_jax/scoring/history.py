@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from prb_jax.errors import RunError
+from prb_jax.errors import PrbWarning, RunError, counted
 from prb_jax.personal import holds_states
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.inputs import read_inputs
@@ -34,6 +35,15 @@ def with_history(
             "`prb personalise` writes it"
         )
     return {**scorers, **adapted}
+
+
+def tell_strangers(scorers: Iterable[Scorer], comparisons: Sequence[Comparison]) -> None:
+    """Warn of users of whom the history of a fitted method knows nothing, as when names are spelled in two ways."""
+    for scorer in (one for one in scorers if one.adapts):
+        if lacking := scorer.own_figures(comparisons).get("users_without_history"):
+            users = len({one.user_id for one in comparisons} - {None})
+            told = f"{scorer.name}: the history knows nothing of {lacking:,} of {counted(users, 'user')}"
+            warnings.warn(told, PrbWarning, stacklevel=3)
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:

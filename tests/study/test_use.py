@@ -16,6 +16,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.behaviour.judges.best_of_n import best_of_n
 from prb_jax.behaviour.rl.rewards import open_reward
 from prb_jax.behaviour.rl.sections import ScoringSettings
 from prb_jax.behaviour.rl.settings import PpoSettings
@@ -129,6 +130,23 @@ def test_a_policy_is_scored_with_the_state_of_each_user(
     bare = [replace(one, profile=()) for one in ASKED]
     assert blind.unknown(bare) == {one.user_id for one in bare}
     assert not np.allclose(blind.score(bare, texts, step=1).values, rewards, atol=1e-4)
+
+
+def test_behaviour_tells_users_whom_the_history_lacks(work: Path, fitted: Path, tmp_path: Path) -> None:
+    samples = [
+        {"id": row["id"], "sample": number, "text": row[side]}
+        for row in LATE[:6]
+        for number, side in enumerate(("chosen", "rejected"))
+    ]
+    path = write_lines(tmp_path / "samples.jsonl", samples)
+    history = [row | {"user_id": row["user_id"].upper()} for row in EARLY]
+    users = len({row["user_id"] for row in LATE[:6]})
+    with pytest.warns(
+        prb.PrbWarning, match=rf"{fitted}: the history knows nothing of {users} of {users} user"
+    ):
+        best_of_n(
+            path, [str(fitted)], out=tmp_path / "best", data=[str(work / "late.jsonl")], history=history
+        )
 
 
 def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path, fitted: Path) -> None:

@@ -25,7 +25,7 @@ from prb_jax.platform.extras import need_extra
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
-from prb_jax.scoring.history import read_history
+from prb_jax.scoring.history import read_history, tell_strangers
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.options import Data
@@ -129,6 +129,7 @@ def guide(
         progress=progress,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
+    tell_strangers([] if model is None else [model], comparisons)
     texts = on_first_process(lambda: [row["text"] for row in read_samples(result.out).values()])
     judged = None if judge is None else _judged(judge, comparisons, texts, options.n)
 

@@ -47,7 +47,7 @@ from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.controls import with_other_users
-from prb_jax.scoring.history import read_history, with_history
+from prb_jax.scoring.history import read_history, tell_strangers, with_history
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.same_choices import check_same_choices
@@ -150,6 +150,7 @@ def policy_accuracy(
     scorers: dict[str, Any] = with_history(
         {shown(name): open_scorer(name, loading or LoadOptions()) for name in rewards}, read_history(history)
     )
+    tell_strangers(scorers.values(), comparisons)
     identity = dict(opened.identity())
     policy_name = identity.pop("name")
     decided = {

@@ -37,7 +37,7 @@ from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.baselines import baseline_scorer
-from prb_jax.scoring.history import read_history, with_history
+from prb_jax.scoring.history import read_history, tell_strangers, with_history
 from prb_jax.scoring.kinds import has_no_weights
 from prb_jax.scoring.open_scorer import open_scorer
 from prb_jax.scoring.options import Data
@@ -192,6 +192,7 @@ def best_of_n(
         },
         read_history(history),
     )
+    tell_strangers(scorers.values(), [prompt.comparison for prompt in drawn.prompts])
     decided = {
         "samples": run["inputs"],
         "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in scorers.items()},
