@@ -253,7 +253,7 @@ def run_best_of_n(options: argparse.Namespace) -> None:
     if left := len(summary["left_out"]):
         print(f"{left:,} of {left + summary['n']:,} prompts have no sample that was scored and are left out")
     if fewer := summary.get("fewer"):  # runs of earlier versions do not count them
-        print(f"{fewer:,} prompts have fewer samples than others: their best of k is of all that they have")
+        print(f"prompts with fewer samples than others: {fewer:,} (their best of k is that of all they have)")
     if reason := next(iter(curves.values()))[0]["ci95_reason"]:
         print(f"no intervals: {reason}")
     print(f"written to {result.out}")
@@ -284,6 +284,7 @@ def run_distil(options: argparse.Namespace) -> None:
         f"{summary['mean_reward']:.3f} of all samples"
     )
     reasons = {
+        "unsampled": "no sample that can be scored",
         "single": "one scored sample",
         "too_close": "rewards too close",
         "same_text": "twice the same text",

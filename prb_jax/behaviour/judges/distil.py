@@ -31,6 +31,7 @@ REJECTED: Final = ("worst", "random")
 _DEFINITIONS: Final = {
     "prompts": "prompts of the run with a sample that can be scored",
     "pairs": f"records of {PAIRS}: one a prompt, chosen before rejected",
+    "unsampled": "prompts of the data without a sample that can be scored: left out",
     "single": "prompts with one scored sample: left out",
     "too_close": "prompts without a sample whose reward is lower by at least the margin: left out",
     "same_text": "prompts whose two samples are the same text: left out",
@@ -103,7 +104,7 @@ def distil(
     drawn = read_candidates(sampled, data)
     check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(drawn.run["inputs"]))
     rows = REWARD_ROWS.read(folder)
-    counts = dict.fromkeys(("single", "too_close", "same_text"), 0)
+    counts = {"unsampled": len(drawn.left_out), "single": 0, "too_close": 0, "same_text": 0}
     lines: list[bytes] = []
     rewards: list[tuple[float, float]] = []
     means: list[float] = []

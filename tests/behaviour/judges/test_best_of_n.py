@@ -61,7 +61,7 @@ def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
     assert cli.main(["best-of-n", *words]) == 0
     shown = capsys.readouterr().out
     assert "1 empty samples cannot be scored" in shown
-    assert "1 prompts have fewer samples" in shown
+    assert "prompts with fewer samples than others: 1 " in shown
     assert "no intervals: 2 users" in shown
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["n"], summary["empty"], summary["left_out"], summary["fewer"]) == (4, 1, [], 1)
@@ -102,7 +102,7 @@ def test_prompts_that_a_file_of_samples_lacks_are_counted(samples, tmp_path, cap
     assert cli.main(["best-of-n", *words, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "1 of 4 prompts have no sample that was scored and are left out" in shown
-    assert "prompts have fewer samples than others" in shown
+    assert "prompts with fewer samples than others: " in shown
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["left_out"] == ["q0"]
 
 
@@ -198,6 +198,7 @@ def test_the_best_sample_and_a_worse_one_are_training_data(samples, best, tmp_pa
     assert [row["id"] for row in rows] == expected
     assert (summary["pairs"], summary["prompts"]) == (len(rows), len(texts))
     assert summary["single"] + summary["too_close"] + summary["same_text"] == len(texts) - len(rows)
+    assert summary["unsampled"] == len(sources) - len(texts)
     assert f"{len(rows)} pairs of {len(texts)} prompts" in shown
     for row, pair in zip(rows, prb.read_comparisons(out / "pairs.jsonl"), strict=True):
         drawn, source = texts[row["id"]], sources[row["id"]]
