@@ -26,6 +26,7 @@ from prb_jax.models.attention.streams import (
     MASKED,
     READS_OF_A_BLOCK,
     Runs,
+    take_places,
     turned,
     turned_back,
 )
@@ -163,7 +164,9 @@ class ContinuedScorer:
             x, keys, values = of_kind(layer, x, keys, values, number, batch, facts.real, table, angles)
         _, slides, rotates = kinds[-1]
         angles = facts.angles[slides, rotates]
-        return programs.last(self.layers[-1], self._params, x, keys, values, batch, facts.reads, angles)
+        return programs.last(
+            self.layers[-1], self._params, x, keys, values, batch, facts.real, facts.reads, angles
+        )
 
 
 class _Programs(NamedTuple):
@@ -247,14 +250,9 @@ def _layer(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Run a layer chunk by chunk, as later chunks need the keys and values of earlier ones; x is in bits."""
 
-    def some(
-        chunk: jax.Array, carry: tuple[jax.Array, ...], *, first: jax.Array, size: int
-    ) -> tuple[jax.Array, ...]:
+    def some(start: jax.Array, size: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, *held = carry
-        start = first + chunk * size
-
-        def cut(array: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(array, start, size, 1)
+        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
             of_chunk = jax.tree.map(
@@ -266,10 +264,27 @@ def _layer(
         y = _run(graph, state, from_bits(cut(x), dtype), attend, jax.tree.map(cut, angles))
         return lax.dynamic_update_slice_in_dim(x, in_bits(y), start, 1), *held
 
-    carry, done = (x, keys, values), jnp.zeros((), jnp.int32)
-    for size in _chunks(x.shape[1]):
+    return _by_chunks(some, (x, keys, values), count=x.shape[1], real=real)
+
+
+def _by_chunks(
+    some: Callable[[jax.Array, int, tuple[jax.Array, ...]], tuple[jax.Array, ...]],
+    carry: tuple[jax.Array, ...],
+    *,
+    count: int,
+    real: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Change arrays by (first token, size, arrays) -> arrays for each chunk of the real tokens, of at most `count`."""
+    done = jnp.zeros((), jnp.int32)
+    for size in _chunks(count):
         chunks = (real - done) // size
-        carry = lax.fori_loop(0, chunks, functools.partial(some, first=done, size=size), carry)
+
+        def of_size(
+            chunk: jax.Array, carry: tuple[jax.Array, ...], first: jax.Array = done, size: int = size
+        ) -> tuple[jax.Array, ...]:
+            return some(first + chunk * size, size, carry)
+
+        carry = lax.fori_loop(0, chunks, of_size, carry)
         done = done + chunks * size
     return carry
 
@@ -281,6 +296,7 @@ def _last(
     keys: jax.Array,
     values: jax.Array,
     batch: ContinuedBatch,
+    real: jax.Array,
     table: _Table,
     angles: tuple[Angles, Angles],
     *,
@@ -290,35 +306,37 @@ def _last(
     readout: str,
 ) -> Continued:
     """Run the last layer, with its queries and mlp only at the read tokens, and the head."""
-    held, last, reads = [keys, values], config.num_hidden_layers - 1, jnp.asarray(batch.reads)
+    last, reads = config.num_hidden_layers - 1, jnp.asarray(batch.reads)
     padding = table.ranks.size - reads.shape[1]
     window = config.sliding_window if config.layer_windows[last] else None
 
+    def keep(start: jax.Array, size: int, held: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
+
+        def put(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+            nonlocal held
+            held = _put(held, k, v, last, start)
+            return jnp.zeros_like(q)  # the compiler leaves out what would be computed from it
+
+        _run(graph, state, from_bits(cut(x), dtype), put, jax.tree.map(cut, angles))
+        return held
+
+    held = _by_chunks(keep, (keys, values), count=x.shape[1], real=real)
+
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-        held[:] = _put(held, k, v, last, 0)
         q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
         out = _attend(q, held, batch=batch, layer=last, table=table, window=window, **options)
         return out[:, : reads.shape[1]]
 
-    y = _run(graph, state, from_bits(x, dtype), attend, angles, reads)
+    at_reads, angles_at_reads = jax.tree.map(lambda x: take_places(x, reads), (x, angles))
+    y = _run(graph, state, from_bits(at_reads, dtype), attend, angles_at_reads)
     read = config.head(params, States(y, None, bind(config, params).normed, at_reads=True))
-    return read_out(read, readout), held[0], held[1]
+    return read_out(read, readout), *held
 
 
-def _run(
-    graph: Any,
-    state: nnx.State,
-    x: jax.Array,
-    attend: Any,
-    angles: tuple[Angles, Angles],
-    places: jax.Array | None = None,
-) -> jax.Array:
+def _run(graph: Any, state: nnx.State, x: jax.Array, attend: Any, angles: tuple[Angles, Angles]) -> jax.Array:
     context = LayerContext(
-        query_angles=angles[0],
-        key_angles=angles[1],
-        attend=attend,
-        constrain=constrainer(None),
-        places=places,
+        query_angles=angles[0], key_angles=angles[1], attend=attend, constrain=constrainer(None)
     )
     return nnx.merge(graph, state)(x, context)[0]
 

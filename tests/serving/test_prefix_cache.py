@@ -116,10 +116,11 @@ def compiled_layers(scorer: TreeScorer, shape: StreamShape) -> list[Any]:
     x, values, facts = program.programs.begin(model.params, batch, values)
     (middle,), last, layers = program.programs.middle.values(), program.programs.last, program.layers
     angles = facts.angles[False, True]
-    given = x, keys, values, 0, batch, facts.real, facts.tables[False], angles
+    of_middle = 0, batch, facts.real, facts.tables[False], angles
+    of_last = batch, facts.real, facts.reads, angles
     return [
-        middle.lower(layers[0], *given).compile(),
-        last.lower(layers[-1], model.params, x, keys, values, batch, facts.reads, angles).compile(),
+        middle.lower(layers[0], x, keys, values, *of_middle).compile(),
+        last.lower(layers[-1], model.params, x, keys, values, *of_last).compile(),
     ]
 
 
