@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,8 @@ Fresh = tuple[jax.Array, jax.Array]
 
 Continued = tuple[jax.Array, *Fresh]
 """Rewards float32 [1, M], and the keys and values of the computed tokens."""
+
+_Arrays = TypeVar("_Arrays")
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
@@ -250,15 +252,16 @@ def _layer(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Run a layer chunk by chunk, as later chunks need the keys and values of earlier ones; x is in bits."""
 
-    def some(start: jax.Array, size: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        x, *held = carry
+    def some(start: jax.Array, size: int, carry: tuple[jax.Array, *Fresh]) -> tuple[jax.Array, *Fresh]:
+        x, held = carry[0], carry[1:]
         cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+            nonlocal held
             of_chunk = jax.tree.map(
                 lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
             )
-            held[:] = _put(held, k, v, number, start)  # once, so the arrays are changed in place
+            held = _put(held, k, v, number, start)  # once, so the arrays are changed in place
             return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=window, **options)
 
         y = _run(graph, state, from_bits(cut(x), dtype), attend, jax.tree.map(cut, angles))
@@ -268,20 +271,14 @@ def _layer(
 
 
 def _by_chunks(
-    some: Callable[[jax.Array, int, tuple[jax.Array, ...]], tuple[jax.Array, ...]],
-    carry: tuple[jax.Array, ...],
-    *,
-    count: int,
-    real: jax.Array,
-) -> tuple[jax.Array, ...]:
+    some: Callable[[jax.Array, int, _Arrays], _Arrays], carry: _Arrays, *, count: int, real: jax.Array
+) -> _Arrays:
     """Change arrays by (first token, size, arrays) -> arrays for each chunk of the real tokens, of at most `count`."""
     done = jnp.zeros((), jnp.int32)
     for size in _chunks(count):
         chunks = (real - done) // size
 
-        def of_size(
-            chunk: jax.Array, carry: tuple[jax.Array, ...], first: jax.Array = done, size: int = size
-        ) -> tuple[jax.Array, ...]:
+        def of_size(chunk: jax.Array, carry: _Arrays, first: jax.Array = done, size: int = size) -> _Arrays:
             return some(first + chunk * size, size, carry)
 
         carry = lax.fori_loop(0, chunks, of_size, carry)
@@ -310,7 +307,7 @@ def _last(
     padding = table.ranks.size - reads.shape[1]
     window = config.sliding_window if config.layer_windows[last] else None
 
-    def keep(start: jax.Array, size: int, held: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def keep(start: jax.Array, size: int, held: Fresh) -> Fresh:
         cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
 
         def put(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:

@@ -42,7 +42,7 @@ def tell_strangers(scorers: Iterable[Scorer], comparisons: Sequence[Comparison])
     for scorer in (one for one in scorers if one.adapts):
         if lacking := scorer.own_figures(comparisons).get("users_without_history"):
             users = len({one.user_id for one in comparisons} - {None})
-            told = f"{scorer.name}: the history knows nothing of {lacking:,} of {counted(users, 'user')}"
+            told = f"the history knows nothing of {lacking:,} of {counted(users, 'user')}"
             warnings.warn(told, PrbWarning, stacklevel=3)
 
 
