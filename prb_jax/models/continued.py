@@ -63,6 +63,7 @@ Continued = tuple[jax.Array, *Fresh]
 """Rewards float32 [1, M], and the keys and values of the computed tokens."""
 
 _Arrays = TypeVar("_Arrays")
+_Cut = Callable[[jax.Array], jax.Array]
 
 
 def why_not_kept(config: DecoderConfig, mesh: Mesh, attention: StreamAttention) -> str | None:
@@ -252,14 +253,13 @@ def _layer(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Run a layer chunk by chunk, as later chunks need the keys and values of earlier ones; x is in bits."""
 
-    def some(start: jax.Array, size: int, carry: tuple[jax.Array, *Fresh]) -> tuple[jax.Array, *Fresh]:
+    def some(start: jax.Array, cut: _Cut, carry: tuple[jax.Array, *Fresh]) -> tuple[jax.Array, *Fresh]:
         x, held = carry[0], carry[1:]
-        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
             nonlocal held
             of_chunk = jax.tree.map(
-                lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, size // QUERIES), table
+                lambda x: lax.dynamic_slice_in_dim(x, start // QUERIES, q.shape[1] // QUERIES), table
             )
             held = _put(held, k, v, number, start)  # once, so the arrays are changed in place
             return _attend(q, held, batch=batch, layer=number, table=of_chunk, window=window, **options)
@@ -271,15 +271,18 @@ def _layer(
 
 
 def _by_chunks(
-    some: Callable[[jax.Array, int, _Arrays], _Arrays], carry: _Arrays, *, count: int, real: jax.Array
+    some: Callable[[jax.Array, _Cut, _Arrays], _Arrays], carry: _Arrays, *, count: int, real: jax.Array
 ) -> _Arrays:
-    """Change arrays by (first token, size, arrays) -> arrays for each chunk of the real tokens, of at most `count`."""
+    """Change arrays by (first token, cut, arrays) -> arrays for each chunk of the real tokens, of at most `count`;
+    `cut` takes a chunk's tokens from an array [1, N, ...]."""
     done = jnp.zeros((), jnp.int32)
     for size in _chunks(count):
         chunks = (real - done) // size
 
         def of_size(chunk: jax.Array, carry: _Arrays, first: jax.Array = done, size: int = size) -> _Arrays:
-            return some(first + chunk * size, size, carry)
+            start = first + chunk * size
+            cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
+            return some(start, cut, carry)
 
         carry = lax.fori_loop(0, chunks, of_size, carry)
         done = done + chunks * size
@@ -307,9 +310,7 @@ def _last(
     padding = table.ranks.size - reads.shape[1]
     window = config.sliding_window if config.layer_windows[last] else None
 
-    def keep(start: jax.Array, size: int, held: Fresh) -> Fresh:
-        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
-
+    def keep(start: jax.Array, cut: _Cut, held: Fresh) -> Fresh:
         def put(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
             nonlocal held
             held = _put(held, k, v, last, start)

@@ -35,13 +35,13 @@ def parquet_rows(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _arrow_errors(wrong: str) -> Iterator[None]:
-    """Turn Arrow's errors into one line that begins with `wrong`."""
+def _arrow_errors(wrong: str, *others: type[Exception]) -> Iterator[None]:
+    """Turn errors of Arrow, and of other classes, into one line that begins with `wrong`."""
     import pyarrow as pa
 
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, *others) as error:
         raise DataError(f"{wrong}: {first_line(error)}") from error
 
 
@@ -53,18 +53,14 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
     """
     import pyarrow as pa
 
-    with _arrow_errors(f"{where}: not a table of records"):
-        reader = _stream_of(table, pa)
+    wrong = f"{where}: not a table of records"
+    # The table's own library refuses two columns of one name, and a name that is no text.
+    with _arrow_errors(wrong, TypeError, ValueError):
+        reader = pa.RecordBatchReader.from_stream(table)
+    with _arrow_errors(wrong):
         columns = _chosen_columns(reader.schema.names, wanted, where)
         values = _batch_values((batch.select(columns) for batch in reader), where)
         yield from _with_all_names(values, reader.schema.names)
-
-
-def _stream_of(table: Any, pa: Any) -> Any:
-    try:
-        return pa.RecordBatchReader.from_stream(table)
-    except (TypeError, ValueError) as error:  # of the table's library: a name twice, or one that is no text
-        raise pa.ArrowInvalid(str(error)) from error
 
 
 def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:

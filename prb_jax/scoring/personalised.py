@@ -195,19 +195,22 @@ class PersonalisedModel(Scorer):
         """Return the number of users it was fitted on, of users that its history lacks, and of uninformative
         comparisons in it."""
         fitted_on = len(self.fitted_on(comparisons))
-        known = self.contexts.keys() | set(() if self.saved is None else self.saved.users)
         users = {one.user_id for one in comparisons if one.user_id is not None}
         return {
             "users_fitted_on": fitted_on,
             "history_left_out": dict(self.left_out) or None,
-            "users_without_history": None if self.earlier else len(users - known),
+            "users_without_history": None if self.earlier else len(users - self._remembered),
         }
+
+    @property
+    def _remembered(self) -> set[str]:
+        """Users with comparisons or a saved state."""
+        return self.contexts.keys() | set(() if self.saved is None else self.saved.users)
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users without any context: no other comparison, no post and no saved state."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
-        known = {one.user_id for one in comparisons if one.profile} | self.contexts.keys()
-        known |= set(() if self.saved is None else self.saved.users)
+        known = {one.user_id for one in comparisons if one.profile} | self._remembered
         if self.earlier:
             known |= {user for user, count in counts.items() if count > 1}
         return counts.keys() - known

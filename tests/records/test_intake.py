@@ -159,6 +159,13 @@ def test_messages_as_python_prints_them_are_refused(name, opening):
         as_comparisons([row])
 
 
+def test_messages_as_python_prints_them_are_refused_in_a_file_too(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("id,question,chosen,rejected\n1,q,\"[{'role': 'user'}]\",b\n")
+    with pytest.raises(DataError, match=r"x\.csv:2: field 'chosen': a list of messages as Python prints"):
+        read_comparisons(path)
+
+
 def test_a_text_that_only_begins_with_printed_messages_is_a_text():
     prompt = "[{'role': 'user', 'content': 't'}] is refused by my server. Why?"
     (one,) = as_comparisons([{"question": prompt, "chosen": "a", "rejected": "b"}])

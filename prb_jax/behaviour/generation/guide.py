@@ -115,6 +115,8 @@ def guide(
     elif history is not None:
         raise DataError("history: requires a reward model that learns users; add one, or remove history")
     judge: Any = None if quality is None else open_scorer(quality, of_quality)
+    comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
+    tell_strangers([] if model is None else [model], comparisons)
     result = sample_data(
         opened,
         data,
@@ -128,8 +130,6 @@ def guide(
         guide=guiding,
         progress=progress,
     )
-    comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
-    tell_strangers([] if model is None else [model], comparisons)
     texts = on_first_process(lambda: [row["text"] for row in read_samples(result.out).values()])
     judged = None if judge is None else _judged(judge, comparisons, texts, options.n)
 
